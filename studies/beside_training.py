@@ -1,10 +1,11 @@
 """Measures on a GPU what fine-tuning and inference launch, and runs real steps of them, part by part.
 
     python -m studies.beside_training OUT hosts   what Python their steps run, by tiny models
-    python -m studies.beside_training OUT kernels inference|fine-tune|images   a suite's cases, without the ceilings
-    python -m studies.beside_training OUT steps inference|fine-tune|images [--from N] [--to M] [--rounds R] [--budget S]
+    python -m studies.beside_training OUT kernels SUITE   a suite's cases, without the ceilings
+    python -m studies.beside_training OUT steps SUITE [--from N] [--to M] [--rounds R] [--budget S]
 
-Each appends to OUT, which `flopcast fit` and `flopcast validate --steps-from` read, and goes on where it was stopped.
+SUITE is inference, fine-tune, images or precisions. Each appends to OUT, which `flopcast fit` and `flopcast validate
+--steps-from` read, and goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.policy import POLICIES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
-from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, validation_plans
+from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, PRECISIONS, validation_plans
 from studies.command import parser_of
 
-SUITES = (FINE_TUNE, INFERENCE, IMAGES)
+SUITES = (FINE_TUNE, INFERENCE, IMAGES, PRECISIONS)
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ import torch
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.optimizers import make_optimizers
 
-PRECISIONS = ("autocast-bf16", "bf16", "tf32", "fp32")
+PRECISIONS = ("autocast-bf16", "autocast-fp16", "bf16", "tf32", "fp32")
+AUTOCAST = {"autocast-bf16": torch.bfloat16, "autocast-fp16": torch.float16}
 CHECKPOINTS = ("none", "full")
 FUSED = ("none", "triton")
 
@@ -31,7 +32,9 @@ class TrainingStep:
 
     `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
     takes what the model returns; without it the loss is computed by `loss_of`. `clip`: the norm to which the
-    gradients are clipped before the optimizers step; 0 for none.
+    gradients are clipped before the optimizers step; 0 for none. `scaler`: with precision "autocast-fp16" what scales
+    the loss, so that small gradients do not vanish in fp16, and skips a step whose gradients are not finite: as torch's
+    guide to mixed precision has it.
     """
 
     model: torch.nn.Module
@@ -42,11 +45,11 @@ class TrainingStep:
     accumulate: int = 1  # micro-batches per step
     loss_fn: Callable[[Any], torch.Tensor] | None = None
     clip: float = 0.0
+    scaler: torch.amp.GradScaler | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "autocast-bf16":
-            return torch.autocast(self.device_type, dtype=torch.bfloat16)
-        return nullcontext()
+        dtype = AUTOCAST.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -60,13 +63,21 @@ class TrainingStep:
         return loss if self.accumulate == 1 else loss / self.accumulate
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def optimizer_step(self) -> None:
         if self.clip:
+            if self.scaler is not None:
+                for optimizer in self.optimizers:
+                    self.scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         for optimizer in self.optimizers:
-            optimizer.step()
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
 
     def phases(self) -> Iterator[str]:
         """Runs one whole step and yields the name of each phase when it is enqueued."""
@@ -102,6 +113,11 @@ class FunctionStep:
 
     def run(self) -> Any:
         return self.function()
+
+
+def scaler_for(precision: str, device_type: str) -> torch.amp.GradScaler | None:
+    """The gradient scaler of a precision that needs one."""
+    return torch.amp.GradScaler(device_type) if precision == "autocast-fp16" else None
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
@@ -254,6 +270,7 @@ def build(
         device.type,
         accumulate=accumulate,
         clip=clip,
+        scaler=scaler_for(precision, device.type),
     )
 
 
@@ -286,15 +303,17 @@ def build_module(
     if precision == "bf16":
         module = module.to(torch.bfloat16)
         batch = map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
+    device_type = str(device).partition(":")[0]
     return TrainingStep(
         module,
         make_optimizers(module, optimizer, foreach),
         batch,
         precision,
-        str(device).partition(":")[0],
+        device_type,
         accumulate=accumulate,
         clip=clip,
         loss_fn=loss_fn,
+        scaler=scaler_for(precision, device_type),
     )
 
 

@@ -23,7 +23,7 @@ from flopcast.microbench.timing.timer import Timer, synchronise
 
 MATRIX_SIDE = 8192
 BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # per array
-MATRIX_DTYPES = {"cuda": ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8"), "cpu": ("fp32", "bf16")}
+MATRIX_DTYPES = {"cuda": ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8", "int8"), "cpu": ("fp32", "bf16")}
 READ_BYTES = 1 << 29  # per launch of `cache_read`: 0.1 ms at 5 TB/s
 # FLOPs per product on the processor: about 20 ms at 1e11 FLOP/s
 CPU_MATRIX_FLOPS = 2e9
@@ -47,8 +47,8 @@ def _matrix_call(device: torch.device, dtype: str) -> tuple[Callable[[], Any], i
     """A square matrix product of random normal operands, and its FLOPs. Raises BackendUnavailable where the device
     lacks the dtype."""
     side = MATRIX_SIDE if device.type == "cuda" else round((CPU_MATRIX_FLOPS / 2) ** (1 / 3) / 64) * 64
-    if dtype == "fp8":
-        return _fp8_call(device, side), 2 * side**3
+    if dtype in ("fp8", "int8"):
+        return (_fp8_call if dtype == "fp8" else _int8_call)(device, side), 2 * side**3
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}.get(dtype, torch.float32)
     a = torch.randn(side, side, device=device, dtype=torch_dtype)
     b = torch.randn(side, side, device=device, dtype=torch_dtype)
@@ -70,6 +70,13 @@ def _fp8_call(device: torch.device, side: int) -> Callable[[], Any]:
     b = torch.randn(side, side, device=device).to(torch.float8_e4m3fn)
     one = torch.ones((), device=device)
     return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def _int8_call(device: torch.device, side: int) -> Callable[[], Any]:
+    if torch.cuda.get_device_capability(device) < (7, 5):
+        raise BackendUnavailable("int8 products need compute capability 7.5 or later")
+    a, b = (torch.randint(-128, 128, (side, side), device=device, dtype=torch.int8) for _ in range(2))
+    return lambda: torch._int_mm(a, b.T)  # into int32
 
 
 def matrix_burst(timer: Timer, dtype: str) -> Scalar:

@@ -27,7 +27,8 @@ ATTENTION = "attention"  # only Triton's attention (`studies/suites`): random sh
 PRODUCTS = "products"  # Triton's products and cuBLAS's, at the same random shapes
 OF_TRITON = (FUSED, ATTENTION, PRODUCTS)
 INFERENCE, FINE_TUNE, IMAGES = "inference", "fine-tune", "images"  # only what these launch beside `standard`
-SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES)
+PRECISIONS = "precisions"  # products in fp32, tf32 and fp16, and what fp16 and experts in bf16 launch
+SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES, PRECISIONS)
 HOT_BYTES = 128 * 1024**2  # calls above about twice the largest L2 have no hot operands
 
 

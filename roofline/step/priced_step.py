@@ -46,7 +46,7 @@ from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
-from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.lowering.variants import KernelKind, twin_of
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
@@ -459,6 +459,7 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
     lent = {key.kind for key in profile.projected_kinds}
     measured = {key.kind for key in profile.own_surfaces}
     how_said = {
+        "twin": "in fp16, taken to run as those measured in bf16",
         "unknown": "of no measured kind, costed by their relatives or by bytes",
         "far": "of sizes far from those measured of their kind",
         "lent": f"that were not measured on this GPU, projected from {lent_from}'s",
@@ -469,7 +470,10 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
         seconds = sum(part for basis, part in op.parts if basis == "extrapolated")
         if op.work is not None and seconds and not is_rough(op):
             kind = KernelKind(op.work.op_class, op.work.variant)
+            twin = twin_of(kind.variant)
             how = "lent" if kind in lent else "far" if kind in measured else "unknown"
+            if how == "unknown" and twin is not None and replace(kind, variant=twin) in measured:
+                how = "twin"
             how = "generated" if kind.op_class == "generated" else how
             found[how][f"{kind.op_class} {kind.variant}"] += seconds
     total = sum(op.seconds for op in ops) or 1.0

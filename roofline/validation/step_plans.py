@@ -25,10 +25,10 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 # Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
-FINE_TUNE, INFERENCE, IMAGES = "fine-tune", "inference", "images"
+FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
-SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES)
+SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES, PRECISIONS)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -48,8 +48,8 @@ def factories() -> frozenset[str]:
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
-    and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models. Of `mode`
-    "compile" or "compile-graphs": compiled steps."""
+    and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models, "precisions"
+    for fp32, tf32, fp16 and experts in bf16. Of `mode` "compile" or "compile-graphs": compiled steps."""
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":
@@ -73,7 +73,25 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _inference()
     if name == IMAGES:
         return _images()
+    if name == PRECISIONS:
+        return _precisions()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
+
+
+def _precisions() -> list[StepPlan]:
+    """Steps in precisions of which few kernels were measured; none is of a model to which any was fitted."""
+    middle = {"batch": 4, "seq": 1024, "group": PRECISIONS}
+    fused = "adamw-fused"
+    return [
+        _shipped("qwen3-0.6b", precision="autocast-fp16", **middle),
+        _shipped("qwen3-0.6b", precision="tf32", **middle),
+        _shipped("qwen3-0.6b", precision="fp32", **middle),
+        _shipped("llama-3.2-1b", precision="autocast-fp16", optimizer=fused, clip=1.0, **middle),
+        _shipped("llama-3.2-1b", precision="tf32", optimizer=fused, **middle),
+        _shipped("qwen3-1.7b", precision="bf16", optimizer=fused, **middle),
+        _shipped("qwen3-moe", precision="bf16", optimizer=fused, **middle),
+        _shipped("gpt2", precision="fp32", optimizer=fused, **middle),
+    ]
 
 
 def _intervals() -> list[StepPlan]:

@@ -1,9 +1,10 @@
-"""Which calls the suites "inference", "fine-tune" and "images" measure: what is launched beside training of language
-models with AdamW, where no case of the suite "standard" is of its kind.
+"""Which calls the suites "inference", "fine-tune", "images" and "precisions" measure: what is launched beside training
+of language models with AdamW, where no case of the suite "standard" is of its kind.
 
 Of inference: products of few rows, for which libraries have kernels of their own, the attention of one token over a
 long cache, and the copies that grow the cache. Of fine-tuning: what other optimizers launch. Of images: convolutions by
-group, of which every window and number of groups has kernels of its own, and what stands around them.
+group, of which every window and number of groups has kernels of its own, and what stands around them. Of precisions:
+random products in fp32, tf32 and fp16, what autocast to fp16 and its gradient scaler launch, and experts in bf16.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from functools import partial
 
 from flopcast.kernels.shapes import Call, Gemm, Operand
 from flopcast.roofline.gpu import suites
-from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, SuiteCase
+from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, PRECISIONS, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from studies.suites.build import works
 from studies.suites.calls import CallPlan, call_cases
 from studies.suites.drawing import distinct, first
+from studies.suites.gemms import LAYOUTS, draw_random
 from studies.suites.plans import Source
 
 # Models that no step of `validation.step_plans` runs are fitted; the holdout has others' widths.
@@ -48,13 +50,23 @@ _IMAGES = tuple(
     for size, batch in ((160, 32), (224, 24), (256, 160), (288, 64))
 )
 _HELD_IMAGES = tuple(Source(module=f"{model}@192{layout}", batch=80) for model in _MODELS for layout in ("", "@nhwc"))
+_PRECISIONS = (
+    *(Source(precision="autocast-fp16", width=width, batch=4, seq=512) for width in (512, 1536)),
+    *(Source(precision="bf16", config="qwen3-moe", depth=2, batch=batch, seq=512) for batch in (1, 4, 16)),
+)
+_HELD_PRECISIONS = (
+    Source(precision="autocast-fp16", width=2304, batch=2, seq=768),
+    Source(precision="bf16", config="qwen3-moe", depth=2, batch=6, seq=768),
+)
 SOURCES = {
     IMAGES: {"fit": _IMAGES, "holdout": _HELD_IMAGES},
     INFERENCE: {"fit": _DECODES, "holdout": _HELD_DECODES},
     FINE_TUNE: {"fit": _OPTIMIZERS, "holdout": _HELD_OPTIMIZERS},
+    PRECISIONS: {"fit": _PRECISIONS, "holdout": _HELD_PRECISIONS},
 }
 CALLS = {"fit": CallPlan(others=12, largest=4 * 10**9), "holdout": CallPlan(others=3, largest=4 * 10**9)}
 FEWER = {"fit": CallPlan(others=5, largest=2 * 10**9), "holdout": CallPlan(others=1, largest=2 * 10**9)}  # of images
+FEWEST = {role: replace(plan, others=(plan.others + 1) // 2) for role, plan in FEWER.items()}
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
@@ -62,6 +74,9 @@ WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8
 RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
 VOCABULARIES = (32_000, 50_304, 128_256, 151_936)
 FEW_ROWS = {"fit": 170, "holdout": 45}
+# Random products of each dtype and layout, by role: half as many points as bf16 needs for 4% at the median.
+BY_DTYPE = {"fit": {"fp32": 28, "tf32": 28, "fp16": 16}, "holdout": {"fp32": 14, "tf32": 14, "fp16": 7}}
+MOST_FLOPS = 4 * 10**11  # 8 ms in fp32
 # Of attention of one token, with keys and values of CONTEXTS tokens.
 BATCHES = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 KV_HEADS, GROUPS, HEAD_DIMS = (1, 2, 4, 5, 8, 8, 12, 16), (1, 2, 2, 3, 4, 4, 8), (64, 128, 128)
@@ -80,7 +95,7 @@ def cases_of(name: str) -> list[SuiteCase]:
     for role, sources in SOURCES[name].items():
         new = [work for work in works(sources, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
         of_one_token = [work for work in new if work.op_class == "attention"]
-        plan = (FEWER if name == IMAGES else CALLS)[role]
+        plan = {IMAGES: FEWER, PRECISIONS: FEWEST}.get(name, CALLS)[role]
         cases += call_cases([work for work in new if work not in of_one_token], plan, role, without=fitted)
         fitted |= {case.shape for case in cases if isinstance(case.shape, Call)}
     if name == INFERENCE:
@@ -89,6 +104,10 @@ def cases_of(name: str) -> list[SuiteCase]:
         for role in SOURCES[name]:
             cases += [case for shape in _products(role, drawn) for case in _cold_and_hot(shape, role)]
             cases += [case for shape in _attentions(role, taken) for case in _cold_and_hot(shape, role)]
+    if name == PRECISIONS:
+        products: set[Gemm] = set()
+        for role in SOURCES[name]:
+            cases += [SuiteCase(shape, "torch", "cold", role) for shape in _by_dtype(role, products)]
     return list({(case.shape.key, case.cache): case for case in reversed(cases)}.values())[::-1]
 
 
@@ -113,6 +132,21 @@ def _products(role: str, taken: Collection[Gemm]) -> list[Gemm]:
         return Gemm(m=rng.choice(ROWS), n=n, k=k)
 
     return list(distinct(partial(first, draw, lambda shape: shape.bytes <= MOST_BYTES), found, FEW_ROWS[role]))
+
+
+def _by_dtype(role: str, taken: set[Gemm]) -> list[Gemm]:
+    """Random products of the dtypes whose layouts have few points."""
+    rng = random.Random(SEEDS[role])
+
+    def draw(layout: str, dtype: str) -> Gemm:
+        return first(lambda: replace(draw_random(rng, layout), dtype=dtype), lambda shape: shape.flops <= MOST_FLOPS)
+
+    return [
+        shape
+        for dtype, count in BY_DTYPE[role].items()
+        for layout in LAYOUTS
+        for shape in distinct(partial(draw, layout, dtype), taken, count)
+    ]
 
 
 def _attentions(role: str, taken: set[Call]) -> list[Call]:

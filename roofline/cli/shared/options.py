@@ -55,9 +55,9 @@ Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default
 Suite = Annotated[
     str | None,
     Option(
-        help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), or "
-        "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW).",
-        autocompletion=one_of(("quick", "standard", "fused", "fine-tune")),
+        help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), "
+        "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, images or precisions.",
+        autocompletion=one_of(("quick", "standard", "fused", "fine-tune", "inference", "images", "precisions")),
     ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]
@@ -131,7 +131,11 @@ class RunOptions:
         str, Option(help="Activation checkpointing: none or full.", autocompletion=one_of(("none", "full")))
     ] = Run.checkpoint
     precision: Annotated[
-        str, Option(help="Precision: autocast-bf16, bf16, tf32 or fp32.", autocompletion=one_of(PRECISIONS))
+        str,
+        Option(
+            help="Precision: autocast-bf16, autocast-fp16 (with a GradScaler), bf16, tf32 or fp32.",
+            autocompletion=one_of(PRECISIONS),
+        ),
     ] = Run.precision
     optimizer: Annotated[
         str,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Context, Option
 
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
 from flopcast.roofline.cli.step.asked import asked_step, stream_of_config
+
+if TYPE_CHECKING:
+    from flopcast.roofline.step.questions.side_by_side import Side
 
 
 def explain(
@@ -24,6 +27,9 @@ def explain(
     what_if: Annotated[
         bool, Option("--what-if", help="Trace the alternatives whose op stream is not at hand. Takes seconds each.")
     ] = False,
+    precisions: Annotated[
+        bool, Option("--precisions", help="Set the precisions side by side. Traces those that are not at hand.")
+    ] = False,
 ) -> None:
     """Says where a step's time goes, what bounds it, how far it is from the speed of light, and what would help."""
     from flopcast.roofline.cli.shared.output import emit
@@ -34,6 +40,7 @@ def explain(
     from flopcast.roofline.step.questions import alternatives, modes
     from flopcast.roofline.step.questions.experts import experts_of
     from flopcast.roofline.step.questions.explain import explain_step
+    from flopcast.roofline.step.questions.precisions import precisions_of
     from flopcast.roofline.stream.library.streams import is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
 
@@ -49,6 +56,9 @@ def explain(
         step = PricedStep(stream, ran, profile, feeding, priced)
         found = explain_step(step)
         would_help = alternatives.advise(step, config=asked.config, trace=trace)
+        in_precisions: tuple[Side, ...] = ()
+        if precisions:
+            in_precisions = precisions_of(step, partial(asked.stream_of, device=profile.device, trace=True))
         in_modes = None
         if not ran.is_parallel:  # which are eager
             in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
@@ -58,7 +68,8 @@ def explain(
         emit({
             **found.to_json(), "alternatives": [a.to_json() for a in would_help],
             "modes": in_modes and in_modes.to_json(),
+            **({"precisions": [p.to_json(in_precisions[0].forecast) for p in in_precisions]} if precisions else {}),
             **({"experts": [one.to_json(found.forecast) for one in experts]} if experts else {}),
         })  # fmt: skip
     else:
-        print_explanation(found, would_help, ran, in_modes, experts)
+        print_explanation(found, would_help, ran, in_modes, experts, in_precisions)

@@ -10,20 +10,20 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import spec_of_device
 
 # Dense FLOP per clock and SM, 2 per multiply-add, by compute capability: fp16 and bf16 with fp32 accumulation, tf32 and
-# fp8 on the matrix units, fp32 on the CUDA cores, fp64 on whichever is faster. From NVIDIA's white papers of V100,
-# TU102, GA100, GA102, AD102 and GH100, the HGX B200 datasheet and the RTX Blackwell white paper; fp32 and fp64 also
-# from the CUDA C++ Programming Guide's table of arithmetic throughput. Each gives its datasheet's rate within 1%:
+# fp8 and int8 on the matrix units, fp32 on the CUDA cores, fp64 on whichever is faster. From NVIDIA's white papers of
+# V100, TU102, GA100, GA102, AD102 and GH100, the HGX B200 datasheet and the RTX Blackwell white paper; fp32 and fp64
+# also from the CUDA C++ Programming Guide's table of arithmetic throughput. Each gives its datasheet's rate within 1%:
 # 80 SMs x 1.53 GHz x 1024 = 125 TFLOP/s of a V100, T4 65, A100 312, A10 125, L40S 366, H100 SXM 989 at 1.83 GHz.
 # Architectures without sure values (8.7, 10.3, 11.0, 12.1) are left out: for them the measured burst is the reference.
 _RATES: dict[tuple[int, int], dict[str, int]] = {
     (7, 0): {"fp16": 1024, "fp32": 128, "fp64": 64},  # no bf16, no tf32
-    (7, 5): {"fp16": 1024, "fp32": 128, "fp64": 4},
-    (8, 0): {"bf16": 2048, "fp16": 2048, "tf32": 1024, "fp32": 128, "fp64": 128},
-    (8, 6): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4},
-    (8, 9): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048},
-    (9, 0): {"bf16": 4096, "fp16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256, "fp8": 8192},
-    (10, 0): {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 256, "fp64": 128, "fp8": 16384},
-    (12, 0): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048},
+    (7, 5): {"fp16": 1024, "fp32": 128, "fp64": 4, "int8": 2048},
+    (8, 0): {"bf16": 2048, "fp16": 2048, "tf32": 1024, "fp32": 128, "fp64": 128, "int8": 4096},
+    (8, 6): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "int8": 2048},
+    (8, 9): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048, "int8": 2048},
+    (9, 0): {"bf16": 4096, "fp16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256, "fp8": 8192, "int8": 8192},
+    (10, 0): {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 256, "fp64": 128, "fp8": 16384, "int8": 16384},
+    (12, 0): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048, "int8": 2048},
 }
 _HALVED = ("geforce", "a10g")  # parts whose matrix units accumulate in fp32 at half rate (Turing on)
 _HALVED_DTYPES = ("bf16", "fp16", "tf32", "fp8")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopcast.kernels.shapes import shape_from_json
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, load_specs, spec_of_device
+from flopcast.roofline.gpu.catalogue.device import live_peaks
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
 
-DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32", "fp64")
+DTYPES = ("fp8", "int8", "bf16", "fp16", "tf32", "fp32", "fp64")
 BANDWIDTHS = ("hbm_read", "hbm_write", "hbm_copy")
 # The shortest kernel of an H200 takes 1.1 us: below this nothing ran.
 LEAST_KERNEL_SECONDS = 1e-7
@@ -137,6 +138,11 @@ class Roofs:
 def spec_of(profile: Profile) -> GpuSpec | None:
     """The datasheet of the profile's part, None where it is not known."""
     return load_specs().get(profile.gpu) or spec_of_device(str(profile.device.get("name")))
+
+
+def peaks_of(profile: Profile) -> dict[str, Number]:
+    """Reference peaks by dtype: the profile's and, of dtypes that it lacks, as the device's architecture has them."""
+    return {**live_peaks(profile.device), **profile.peaks}
 
 
 def roofs_of(profile: Profile) -> Roofs:
@@ -295,7 +301,7 @@ def to_json(profile: Profile, roofs: Roofs, points: Iterable[Point]) -> dict[str
         "gpu": profile.gpu,
         "basis": profile.basis,
         "ceilings": {name: asdict(n) for name, n in profile.ceilings.items()},
-        "peaks": {name: asdict(n) for name, n in profile.peaks.items()},
+        "peaks": {name: asdict(n) for name, n in peaks_of(profile).items()},
         "matrix": [
             {
                 "dtype": roof.dtype,

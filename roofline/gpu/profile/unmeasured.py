@@ -2,6 +2,7 @@
 
 In order, each with the standard deviation of log seconds that is added to what the surface itself says:
 
+bf16's, of one in fp16     0.10   the same kernel for the other 16 bits; a matrix rate is scaled as below
 the other cache state      0.15   times the ratio of the two states, where the class was measured in both
 same class and dtypes      0.25   the median of the relatives' laws (bytes and FLOPs put in) and their spread
 same class                 0.35   the same; a matrix rate is scaled by the peaks of the dtypes
@@ -19,7 +20,7 @@ seen on an H200 is twofold in bandwidth, 0.3 in log seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,9 +30,9 @@ from flopcast.roofline.gpu.profile.passes import COSTS, Rates, plain_seconds
 from flopcast.roofline.gpu.profile.request import Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.profile.unlike_bytes import Rule, rule_of
-from flopcast.roofline.stream.lowering.variants import SurfaceKey
+from flopcast.roofline.stream.lowering.variants import SurfaceKey, twin_of
 
-OTHER_CACHE, SAME_DTYPES, SAME_CLASS, NOTHING = 0.15, 0.25, 0.35, 0.50
+TWIN, OTHER_CACHE, SAME_DTYPES, SAME_CLASS, NOTHING = 0.10, 0.15, 0.25, 0.35, 0.50
 OTHER_BACKEND = 0.15
 RELATIVES = 7  # at most so many, the most alike
 Answer = tuple[float, float, str]  # seconds, sigma, source
@@ -83,6 +84,11 @@ class Fallback:
         return [out[i] for i in range(len(requests))]
 
     def _group(self, wanted: SurfaceKey, works: Sequence[WorkLike]) -> list[Answer]:
+        variant = twin_of(wanted.variant)
+        if variant is not None:
+            twin = replace(wanted, variant=variant)
+            if any(twin.with_cache(cache) in self.surfaces for cache in ("cold", "hot")):
+                return self._by_twin(wanted, twin, works)
         other = wanted.with_cache("hot" if wanted.cache == "cold" else "cold")
         surface = self.surfaces.get(other)
         if surface is not None and len(surface.features[0]) == len(works[0].features):
@@ -101,6 +107,16 @@ class Fallback:
         if relatives:
             return self._relatives(wanted, relatives, works)
         return [(plain_seconds(self.rates, wanted.variant, work), NOTHING, "bytes and FLOPs alone") for work in works]
+
+    def _by_twin(self, wanted: SurfaceKey, twin: SurfaceKey, works: Sequence[WorkLike]) -> list[Answer]:
+        surface = self.surfaces.get(twin)
+        if surface is None or len(surface.features[0]) != len(works[0].features):
+            answers = self._group(twin, works)
+        else:
+            found = surface.predict(*arrays_of(works))
+            answers = [(t, s, str(twin)) for t, s in zip(found.seconds.tolist(), found.sigma.tolist(), strict=True)]
+        factor = float(np.exp(self._shift(wanted, twin)))
+        return [(seconds * factor, float(np.hypot(sigma, TWIN)), source) for seconds, sigma, source in answers]
 
     def _ruled(self, wanted: SurfaceKey, rule: Rule, works: Sequence[WorkLike]) -> list[Answer]:
         """Answers by the rule, but where the operation was measured in other variants by these, of which the rule's

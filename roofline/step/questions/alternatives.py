@@ -145,7 +145,8 @@ def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Con
     yield f"batch {batch}", f"--batch {batch}", config, replace(run, batch=batch)
     accumulate = run.accumulate * BATCH_FACTOR
     yield (f"accumulate {accumulate}", f"--accumulate {accumulate}", config, replace(run, accumulate=accumulate))
-    faster = {"fp32": ("tf32", "autocast-bf16"), "tf32": ("autocast-bf16",), "autocast-bf16": ("bf16",), "bf16": ()}
+    faster = {"fp32": ("tf32", "autocast-bf16"), "tf32": ("autocast-bf16",), "autocast-fp16": ("autocast-bf16", "bf16"),
+              "autocast-bf16": ("bf16",), "bf16": ()}  # fmt: skip
     for precision in faster.get(run.precision, ()):
         yield f"precision {precision}", f"--precision {precision}", config, replace(run, precision=precision)
     for field, option in _SIZES.items():

@@ -35,6 +35,9 @@ _CALLS = {
 _TORCH = ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d_functional")
 _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in names.split()}
 
+# How the names of calls begin that take lists of tensors: optimizers', and a gradient scaler's.
+MULTI_TENSOR = ("_foreach", "_fused_adam", "_amp_foreach")
+
 # In the order in which they are printed.
 OP_CLASSES = tuple(_CALLS)
 
@@ -61,7 +64,7 @@ def op_class(call: str, default: str = "pointwise") -> str:
     name = name.partition(".")[0] or namespace
     if "attention" in name:
         return "attention"
-    if name.startswith(("_foreach", "_fused_adam")):
+    if name.startswith(MULTI_TENSOR):
         return "optimizer"
     if namespace == "flopcast":
         return "fused"

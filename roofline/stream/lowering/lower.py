@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.stream.lowering.classes import MULTI_TENSOR
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
 from flopcast.roofline.stream.ops.collectives import is_collective
@@ -142,7 +143,7 @@ def launches(shape: Shape) -> int:
     if not isinstance(shape, Call):
         return 1
     name = packet(shape.op).split(".")[1]
-    if name.startswith(("_foreach", "_fused_adam")):
+    if name.startswith(MULTI_TENSOR):
         lists = operand_lists(shape)
         depth = max(1, len(lists) + (len(lists[0]) == len(shape.outputs) if lists and shape.outputs else 0))
         chunks = sum(ceil(operand.numel / _CHUNK) for operand in (lists[0] if lists else ()))

@@ -166,6 +166,13 @@ class SurfaceKey:
         return replace(self, cache=cache)
 
 
+def twin_of(variant: Variant) -> Variant | None:
+    """Returns what bf16 runs where this variant runs fp16: the same kernel, made for the other format of 16 bits. None
+    for a variant without fp16."""
+    text = str(variant)
+    return parse_variant(text.replace("fp16", "bf16")) if "fp16" in text else None
+
+
 @lru_cache(maxsize=8192)
 def parse_variant(text: str) -> Variant:
     """Parses the name of a variant. Raises ValueError for a text that is none."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flopcast.microbench.recipe.layout import Layout
 
 # The dtype whose peak rate a step is compared with.
-PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
+PEAK_OF = {"autocast-bf16": "bf16", "autocast-fp16": "fp16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
 
 # Far above anything trained, and low enough that tensor sizes fit into 64 bits.
 MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
@@ -27,6 +27,10 @@ _WHY_NOT = {
     "max-autotune": _TUNED, "max-autotune-no-cudagraphs": _TUNED,
     "default": "; torch's mode 'default' is --mode compile", "reduce-overhead": "; torch's 'reduce-overhead' is "
     "--mode compile-graphs",
+    "fp8": "; torch has products in fp8 (torch._scaled_mm) but no layer that trains in it: the scales and casts are "
+    "torchao's or Transformer Engine's, whose kernels no profile holds. Its roof: `flopcast roofline`",
+    "fp16": "; torch trains fp16 under autocast with a gradient scaler: autocast-fp16",
+    "bf16-autocast": "; it is autocast-bf16", "fp16-autocast": "; it is autocast-fp16",
 }  # fmt: skip
 PRECISIONS = tuple(PEAK_OF)
 ONE_GPU = "none"  # in place of a layout over several
@@ -151,7 +155,7 @@ class Run:
         for name, choices in valid.items():
             value = getattr(self, name)
             if value not in choices:
-                why = _WHY_NOT.get(value, _ANY_BACKEND) if name == "mode" else ""
+                why = _WHY_NOT.get(value, _ANY_BACKEND if name == "mode" else "")
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}{why}")
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
@@ -162,9 +166,21 @@ class Run:
             )
         self._check_finetune()
         self._check_phase()
+        self._check_scaled()
         if self.mode != "eager":
             self._check_compiled()
         self._check_parallel()
+
+    def _check_scaled(self) -> None:
+        """Raises UsageError for what is not modelled of a step whose gradients are scaled."""
+        if self.precision != "autocast-fp16":
+            return
+        for name in ("mode", "phase", "parallel", "fused"):
+            if (value := getattr(self, name)) != getattr(Run, name):
+                raise UsageError(
+                    f"{name} {value} with precision autocast-fp16, whose gradients a GradScaler scales: not modelled "
+                    "yet; use autocast-bf16, or leave one of the two out"
+                )
 
     def _check_compiled(self) -> None:
         for name, choice, why in (

@@ -42,6 +42,7 @@ from flopcast.microbench.recipe.training_step import (
     build_module,
     causal_lm_batch,
     map_tensors,
+    scaler_for,
     use_fused,
 )
 from flopcast.roofline.stream.model.models import Config
@@ -189,8 +190,9 @@ def trace(
             input_ids = torch.zeros((batch, seq), dtype=torch.int64)
             optimizers = make_optimizers(model, optimizer, foreach=True if device == "cuda" else None)
             step = TrainingStep(
-                model, optimizers, causal_lm_batch(input_ids), precision, device, accumulate=accumulate, clip=clip
-            )
+                model, optimizers, causal_lm_batch(input_ids), precision, device, accumulate=accumulate, clip=clip,
+                scaler=scaler_for(precision, device),
+            )  # fmt: skip
             stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
                 break  # otherwise state was made for parameters that get no gradients
@@ -213,6 +215,8 @@ def _make_state(step: TrainingStep) -> None:
     for parameter in step.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
+    if step.scaler is not None:
+        step.scaler.scale(torch.zeros((), device=step.device_type))  # which makes its state
     step.optimizer_step()
 
 

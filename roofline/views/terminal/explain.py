@@ -25,7 +25,12 @@ BOUNDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"
 
 
 def print_explanation(
-    found: Explanation, advice: Sequence[Advice], run: Run, modes: Modes | None = None, experts: Sequence[Side] = ()
+    found: Explanation,
+    advice: Sequence[Advice],
+    run: Run,
+    modes: Modes | None = None,
+    experts: Sequence[Side] = (),
+    precisions: Sequence[Side] = (),
 ) -> None:
     """Prints tables on stdout and the forecast's warnings on stderr."""
     from flopcast.roofline.step.questions.explain import COUNTED
@@ -44,6 +49,8 @@ def print_explanation(
         print_table("Synchronisations: the host waits for the device", columns, waits)
     if modes is not None:
         _print_modes(modes, step)
+    if precisions:
+        print_sides(precisions, "The step in each precision", "precision")
     if experts:
         print_sides(experts, "What the experts cost", "experts", with_warnings=False)
     _print_advice(advice, step.unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, rate, scale, share, three_digits
-from flopcast.roofline.gpu.profile.roofs import DTYPES, Roofs, best_points, points_of, roofs_of
+from flopcast.roofline.gpu.profile.roofs import DTYPES, Roofs, best_points, peaks_of, points_of, roofs_of
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def print_roofs(profile: Profile) -> None:
     if is_projected:
         out.print(f"{profile.gpu} was not measured: all of it is EXTRAPOLATED from another GPU, with 90% intervals.")
     _print_matrix(profile, roofs, is_projected)
-    unmeasured = [f"{d} (peak {_peak(profile.peaks[d])})" for d in DTYPES if roofs.of(d) is None and d in profile.peaks]
+    peaks = peaks_of(profile)
+    unmeasured = [f"{d} (peak {_peak(peaks[d])})" for d in DTYPES if roofs.of(d) is None and d in peaks]
     if unmeasured:
         out.print(f"not measured: {', '.join(unmeasured)}")
     print_table("Bandwidths", ("", "value", "90% interval", "basis"), _bandwidth_rows(roofs))

@@ -34,6 +34,8 @@ def step_of(**options: Any) -> training_step.TrainingStep:
         ("autocast-bf16", "adamw"),
         ("autocast-bf16", "adamw-fused"),
         ("bf16", "adamw-fused"),
+        ("autocast-fp16", "adamw"),
+        ("autocast-fp16", "adamw-fused"),
         ("fp32", "adamw"),
         ("tf32", "adamw"),
         ("autocast-bf16", "sgd-momentum"),

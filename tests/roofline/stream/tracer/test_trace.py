@@ -238,6 +238,23 @@ def test_precisions(precision: str, dtype: str, tiny: dict[str, Any], traced: Tr
         assert casts > 30
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
+def test_gradients_in_fp16_are_unscaled_and_only_an_unfused_optimizer_waits(
+    optimizer: str, tiny: dict[str, Any], traced: Tracing
+) -> None:
+    stream = traced(tiny, precision="autocast-fp16", optimizer=optimizer, clip=1.0)
+    products = [stream.tensors[op.inputs[0]].operand for op in stream.ops if op.name == "aten.mm.default"]
+    assert {operand.dtype for operand in products} == {"fp16"}
+    names = Counter(op.name.split(".")[1] for op in stream.ops if op.phase == "optimizer")
+    assert names["_amp_foreach_non_finite_check_and_unscale_"] == names["_amp_update_scale_"] == 1
+    waits = [op.phase for op in stream.ops if op.kind == "sync"]
+    assert waits == ["forward", *(["optimizer"] if optimizer == "adamw" else [])]
+    [unscale] = [op for op in stream.ops if "unscale" in op.name]
+    found = lower(stream, unscale)
+    assert found is not None
+    assert describe(*found).op_class == "optimizer"
+
+
 class TwoLayers(torch.nn.Module):
     """Any module that takes ids and labels and returns a loss."""
 
