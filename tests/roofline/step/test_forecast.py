@@ -156,7 +156,7 @@ def test_another_host(tiny: dict[str, Any], profile: Profile) -> None:
     [
         ({"batch": 0}, "batch is 0: valid is an integer of at least 1"),
         ({"seq": -3}, "seq is -3"),
-        ({"precision": "fp8"}, r"precision 'fp8': valid are autocast-bf16, bf16, tf32, fp32"),
+        ({"precision": "fp8"}, r"precision 'fp8': valid are autocast-bf16, autocast-fp16, bf16, tf32, fp32"),
         ({"optimizer": "lion"}, r"optimizer 'lion': valid are adamw, adamw-fused"),
         ({"mode": "max-autotune"}, "takes the GPU itself"),
         ({"mode": "compile", "fused": "triton"}, "compiled code fuses these operations itself"),
