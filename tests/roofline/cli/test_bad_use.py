@@ -143,7 +143,10 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "unknown depth law": (f"predict --gpu {H200} --width 512 --depth-law deep", ("'deep'", "printed, ln, qwen3")),
     "zero layers of a config": (f"predict --gpu {H200} --config qwen3-0.6b --depth 0", ("depth", "0", SIZES)),
     # runs
-    "unknown precision": (f"predict --gpu {H200} --width 512 --precision fp8", ("'fp8'", "autocast-bf16, bf16")),
+    "unknown precision": (
+        f"predict --gpu {H200} --width 512 --precision fp8",
+        ("'fp8'", "autocast-fp16, bf16", "no layer that trains in it"),
+    ),
     "unknown optimizer": (f"predict --gpu {H200} --width 512 --optimizer lion", ("'lion'", "adamw, adamw-fused")),
     "unknown mode": (f"predict --gpu {H200} --width 512 --mode quick", ("'quick'", "eager, compile")),
     "a compiler that times": (f"predict --gpu {H200} --width 512 --mode max-autotune", ("'max-autotune'", "timing")),
