@@ -14,6 +14,7 @@ from flopcast.bounds import Count
 from flopcast.decode import load
 from flopcast.errors import FlopcastError
 from flopcast.roofline.views.page.data import Section, section
+from flopcast.roofline.views.page.on_kernels import on_kernels_section
 from flopcast.roofline.views.page.several_gpus import several_section
 from flopcast.roofline.views.page.table import Column, Table, prose, text
 from flopcast.roofline.views.page.widths import width_section
@@ -50,6 +51,7 @@ def extra_sections(profile: Profile, out: Path, *, may_trace: bool) -> tuple[lis
     makers: dict[str, Callable[[], Section | None]] = {
         "the article's claims": partial(claim_section, out.resolve().parent / ECONOMICS),
         "several GPUs": partial(several_section, profile, may_trace=may_trace),
+        "steps on our kernels": partial(on_kernels_section, profile.gpu, out),
         "rules of widths": partial(width_section, profile, out, may_trace=may_trace),
     }
     sections, faults = [], []
