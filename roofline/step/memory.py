@@ -8,13 +8,13 @@ workspaces of the libraries, which no ATen call shows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from typing import NamedTuple
 
 from flopcast.kernels.shapes import Attention
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.stream.lowering.lower import lower
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
@@ -27,6 +27,7 @@ FRAGMENTATION = 0.04
 # cuBLAS keeps one workspace per handle: the forward's thread has one and autograd's another
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")  # that cuBLAS computes
 
 # What a rank of several GPUs holds outside of torch's allocator beyond CONTEXT_BYTES, most of it NCCL's: two H200s held
 # 1,613 MiB in all from the first collective on, and 124 to 386 MiB more where tensor parallel had divided parameters,
@@ -52,22 +53,23 @@ def rounded(size: int) -> int:
     return -(-size // ALLOCATION_BYTES) * ALLOCATION_BYTES
 
 
-def peak_bytes(stream: Stream, workspace: int = 0) -> int:
+def peak_bytes(stream: Stream, workspace: int = 0, *, is_captured: bool = False) -> int:
     """Returns the largest sum of live storages over a steady step, plus `workspace` bytes of libraries.
 
-    Storages on the host do not count. Gradients live from the backward to the next step's zero_grad.
+    Storages on the host do not count. Gradients live from the backward to the next step's zero_grad. Of captured graphs
+    each takes the workspace anew at its first product and gives it back at its end.
     """
-    return _peak_of_storages(stream)[0] + workspace
+    return _peak_of(stream, workspace, is_captured).total
 
 
-def peak_parts(stream: Stream, workspace: int = 0) -> dict[str, int]:
+def peak_parts(stream: Stream, workspace: int = 0, *, is_captured: bool = False) -> dict[str, int]:
     """Returns what `peak_bytes` is made of where it is reached, in bytes by PARTS.
 
     Activations are all that is no other part: what the forward leaves for the backward, temporaries, inputs, cast
     weights. Communication: what ranks gathered, and what waits to be sent, but for the buckets of
     DistributedDataParallel, which are its gradients. Libraries: `workspace`."""
-    peak, place = _peak_of_storages(stream)
-    at_peak = next(islice(_live_bytes(stream), place, None))
+    peak = _peak_of(stream, workspace, is_captured)
+    at_peak = next(islice(_live_bytes(stream), peak.place, None))
     sent = {
         stream.tensors[i].storage
         for op in stream.ops
@@ -80,9 +82,9 @@ def peak_parts(stream: Stream, workspace: int = 0) -> dict[str, int]:
         rest = "communication" if i in sent else "activations"
         part = _PART_OF.get(storage.kind, rest)
         found[part] = found.get(part, 0) + rounded(storage.bytes)
-    found["libraries"] = workspace
+    found["libraries"] = peak.workspace
     found["gradients"] += at_peak.gradients_of_others
-    found["activations"] += peak + workspace - sum(found.values())  # scratch of kernels, layers that are repeated
+    found["activations"] += peak.total - sum(found.values())  # scratch of kernels, layers that are repeated
     return found
 
 
@@ -92,24 +94,43 @@ def first_bucket_bytes(stream: Stream) -> int:
     return sum(rounded(s.bytes) for s in stream.storages if s.kind == "bucket")
 
 
+class _Peak(NamedTuple):
+    """Where the most is live: bytes in all, of them the libraries' workspace, and the place among `_live_bytes`."""
+
+    total: int
+    workspace: int
+    place: int
+
+
+def _peak_of(stream: Stream, workspace: int, is_captured: bool) -> _Peak:
+    (anywhere, place), (beside_products, place_there) = _peaks_of_storages(stream)
+    if not is_captured:
+        return _Peak(anywhere + workspace, workspace, place)
+    return max(_Peak(anywhere, 0, place), _Peak(beside_products + workspace, workspace, place_there))
+
+
 @once_per_stream
-def _peak_of_storages(stream: Stream) -> tuple[int, int]:
-    """Returns the largest total of `_live_bytes` and its place."""
-    peak = at = 0
+def _peaks_of_storages(stream: Stream) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the largest total of `_live_bytes` and its place, of all and of those after a graph's first product."""
+    peak = beside = (0, 0)
     for place, live in enumerate(_live_bytes(stream)):
-        if live.total > peak:
-            peak, at = live.total, place
-    return peak, at
+        if live.total > peak[0]:
+            peak = live.total, place
+        if live.is_after_product and live.total > beside[0]:
+            beside = live.total, place
+    return peak, beside
 
 
 class _Live(NamedTuple):
     """What is live: bytes in all, with scratch; storages; of them the gradients of layers that another layer's
-    operations stand for, and the bytes in which these have been counted so far."""
+    operations stand for, and the bytes in which these have been counted so far; whether a compiled graph runs that has
+    multiplied."""
 
     total: int
     storages: Set[int]
     others: Set[int] = frozenset()
     gradients_of_others: int = 0
+    is_after_product: bool = False
 
 
 def _live_bytes(stream: Stream) -> Iterator[_Live]:
@@ -124,6 +145,7 @@ def _live_bytes(stream: Stream) -> Iterator[_Live]:
     stretches = _Stretches(stream, counts)
     others = stretches.gradients_of_others
     live |= others
+    multiplied = _after_products(stream)
     following_ops = (*stream.ops[1:], None)
     for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
         is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
@@ -133,9 +155,8 @@ def _live_bytes(stream: Stream) -> Iterator[_Live]:
                 live.remove(storage)
                 total -= sizes[storage]
         if number in stretches.bounds:
-            gradients = sum(sizes[i] for i in stretches.gradients & live)
-            total += stretches.pass_bound(number, total, gradients)
-            yield _Live(total, live, others, stretches.more_gradients)
+            total += stretches.pass_bound(number, total)
+            yield _Live(total, live, others, stretches.more_gradients, number in multiplied)
         for index in op.inputs + op.outputs:
             storage = storages[index]
             if storage not in live and storage not in reused and storage not in on_host:
@@ -143,7 +164,17 @@ def _live_bytes(stream: Stream) -> Iterator[_Live]:
                 total += sizes[storage]
         scratch = _scratch_bytes(stream, op) if "attention" in op.name else 0
         if counts[number]:
-            yield _Live(total + scratch, live, others, stretches.more_gradients)
+            yield _Live(total + scratch, live, others, stretches.more_gradients, number in multiplied)
+
+
+def _after_products(stream: Stream) -> frozenset[int]:
+    """Returns the ops of compiled graphs from each graph's first product on."""
+    found: set[int] = set()
+    for _, first, last in stream.meta.get("graphs", ()):
+        ops = range(first, last + 1)
+        start = next((number for number in ops if packet(stream.ops[number].name) in _PRODUCTS), last + 1)
+        found.update(range(start, last + 1))
+    return frozenset(found)
 
 
 class _Stretches:
@@ -157,19 +188,20 @@ class _Stretches:
     def __init__(self, stream: Stream, counts: Sequence[int]) -> None:
         self.counts = (1, *counts)
         self.bounds = {number for number in range(len(counts)) if counts[number] != self.counts[number]}
-        self.gradients: set[int] = set()
+        self._made = [0]  # bytes of gradients that are done before each op
         self.gradients_of_others: set[int] = set()  # which only the optimizer touches: they count with the stretches'
         self._last: set[int] = set()  # bounds behind the last stretch of a micro-batch
         self._left = self._left_gradients = self._kept = 0
         self.more_gradients = 0
         if not self.bounds:
             return
-        self.gradients = {i for i, s in enumerate(stream.storages) if s.kind == "gradient"}
-        touched = {
-            stream.tensors[i].storage for op in stream.ops if op.phase != "optimizer" for i in (*op.inputs, *op.outputs)
-        }
-        self.gradients_of_others = self.gradients - touched
-        self.gradients &= touched
+        gradients = {i for i, s in enumerate(stream.storages) if s.kind == "gradient"}
+        done = _done(stream, gradients)
+        self.gradients_of_others = gradients - done.keys()
+        made = [0] * len(counts)
+        for storage, number in done.items():
+            made[number] += rounded(stream.storages[storage].bytes)
+        self._made = list(accumulate(made, initial=0))
         is_last = True
         for number in range(len(counts) - 1, -1, -1):
             is_last |= stream.ops[number].phase != "backward"
@@ -177,10 +209,10 @@ class _Stretches:
                 self._last.add(number + 1)
                 is_last = False
 
-    def pass_bound(self, number: int, total: int, gradients: int) -> int:
+    def pass_bound(self, number: int, total: int) -> int:
         """Returns the bytes that the stretch before op `number`, if any, leaves behind beyond those of its first run.
-        `total`: what is live there, `gradients`: of it in gradients that are made before the optimizer."""
-        times = self.counts[number]
+        `total`: what is live there."""
+        times, gradients = self.counts[number], self._made[number]
         more = 0
         if times > 1:
             made = gradients - self._left_gradients
@@ -190,6 +222,23 @@ class _Stretches:
             self.more_gradients += (times - 1) * made
         self._left, self._left_gradients = total + more, gradients
         return more
+
+
+def _done(stream: Stream, gradients: Set[int]) -> dict[int, int]:
+    """Returns the op that is the last to write each gradient in the micro-batch that makes it. Before that one its
+    memory may hold something else: the code that inductor generates reuses buffers, that of one layer's activation for
+    another one's gradient."""
+    done: dict[int, int] = {}
+    made_in: dict[int, int] = {}
+    for run, (phase, ops) in enumerate(groupby(enumerate(stream.ops), key=lambda each: each[1].phase)):
+        if phase == "optimizer":
+            continue
+        for number, op in ops:
+            for i in (*op.inputs, *op.outputs):
+                storage = stream.tensors[i].storage
+                if storage in gradients and made_in.setdefault(storage, run) == run:
+                    done[storage] = number
+    return done
 
 
 def cache_bytes(stream: Stream) -> int:
@@ -229,10 +278,12 @@ def _scratch_bytes(stream: Stream, op: Op) -> int:
 def workspace_bytes(capability: tuple[int, int] | None, *, is_captured: bool = False) -> int:
     """Returns the bytes of cuBLAS's workspaces on a GPU of this compute capability; 0 for None (the CPU).
 
-    `is_captured`: whether all products run in captured CUDA graphs, whose workspaces torch gives back after capture."""
-    if capability is None or is_captured:
+    `is_captured`: whether all products run in captured CUDA graphs. While one is captured its thread's handle has a
+    workspace in the graph's own memory, which torch takes back before and after it (torch/_inductor/cudagraph_trees.py,
+    clear_cublas_manager): one at a time."""
+    if capability is None:
         return 0
-    return _HANDLES * (_HOPPER_WORKSPACE if capability >= (9, 0) else _WORKSPACE)
+    return (1 if is_captured else _HANDLES) * (_HOPPER_WORKSPACE if capability >= (9, 0) else _WORKSPACE)
 
 
 def nccl_bytes(layout: Layout) -> int:

@@ -215,18 +215,24 @@ class PricedStep:
     @cached_property
     def peak_bytes(self) -> int:
         """Of several GPUs those of the fullest one."""
-        return memory.peak_bytes(self._fullest, self._workspace_bytes) + self._first_bucket_bytes
+        return self._peak_of(self._fullest) + self._first_bucket_bytes
 
     @property
     def _fullest(self) -> Stream:
         """Of a pipeline the stage that holds the most."""
         streams = (stage.stream for stage in self.stages)
-        return max(streams, key=lambda stream: memory.peak_bytes(stream, self._workspace_bytes))
+        return max(streams, key=self._peak_of)
+
+    def _peak_of(self, stream: Stream) -> int:
+        return memory.peak_bytes(stream, self._workspace_bytes, is_captured=self._is_captured)
+
+    @property
+    def _is_captured(self) -> bool:
+        return self.mode == "compile-graphs"
 
     @property
     def _workspace_bytes(self) -> int:
-        is_captured = self.mode == "compile-graphs"
-        return memory.workspace_bytes(self.profile.capability, is_captured=is_captured)
+        return memory.workspace_bytes(self.profile.capability, is_captured=self._is_captured)
 
     @cached_property
     def _first_bucket_bytes(self) -> int:
@@ -240,7 +246,7 @@ class PricedStep:
         """The peak by part."""
         if self.run.phase != "train":
             return memory_parts(self.stream, self.peak_bytes)
-        found = memory.peak_parts(self._fullest, self._workspace_bytes)
+        found = memory.peak_parts(self._fullest, self._workspace_bytes, is_captured=self._is_captured)
         sent = {"communication": found.pop("communication") + self._first_bucket_bytes}
         return {**found, **(sent if self.run.is_parallel else {})}
 

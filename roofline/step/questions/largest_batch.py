@@ -30,7 +30,7 @@ def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile)
     workspace = workspace_bytes(capability, is_captured=is_captured)
 
     def needed(stream: Stream) -> int:
-        return needed_bytes(peak_bytes(stream, workspace), run.layout)
+        return needed_bytes(peak_bytes(stream, workspace, is_captured=is_captured), run.layout)
 
     if isinstance(model, Module):
         module, device = model, run.device_of(profile.device)

@@ -70,6 +70,7 @@ class _Unfolding:
         operands: dict[Operand, int] = {}
         self._operands = [operands.setdefault(ref.operand, len(operands)) for ref in stream.tensors]
         self._grown = self._stacked()
+        self._moved: dict[int, int] = {}
 
     def _stacked(self) -> dict[int, Operand]:
         """Returns what becomes of the results of stacking one number of each parameter, as clipping does their norms:
@@ -92,6 +93,7 @@ class _Unfolding:
         more = self.depth - self.folded
         meta, idle = _repeated(self.source.meta, more)
         placed = list(_without(idle, placed))
+        self._moved = self._of_others(placed)
         ops = [self._copy(op, layer) for _, op, layer in placed]
         if any(op.waits for op in self.source.ops):
             ops = self._with_waits(ops, placed)
@@ -106,6 +108,23 @@ class _Unfolding:
             depth=self.depth,
             repeats=tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed]),
         )
+
+    def _of_others(self, placed: Iterable[tuple[int, Op, int | None]]) -> dict[int, int]:
+        """Returns the layers that the middle layer's storages are of where a compiled step has two layers, none in the
+        middle. The launches that are left stem from all three: what they write of the middle layer's gradients is of
+        the last layer where they write the first one's as well. Parameters are there for the whole step."""
+        if "repeated" not in self.source.meta or self.depth != self.middle + 1:
+            return {}
+        written = {
+            self._tensors[i].storage for _, op, _ in placed if op.phase == "backward" for i in op.outputs
+        }  # fmt: skip
+        homes = [storage.layer for storage in self._storages]
+        of_first = {role for storage, role in enumerate(self._roles) if storage in written and homes[storage] == 0}
+        return {
+            storage: self.depth - 1 if role in of_first else 0
+            for storage, role in enumerate(self._roles)
+            if homes[storage] == self.middle
+        }
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """Yields (number, op, the layer it stands for), with each run of the middle layer's ops repeated in order."""
@@ -183,10 +202,14 @@ class _Unfolding:
         by = None if op.layer is None or layer is None else layer - op.layer
         known = self._places.get(by)
         if known is None:
-            storages = self.source.storages
+
+            def placed(storage: int) -> int | None:
+                moved = self._moved.get(storage)
+                return self._place(self._storages[storage].layer, by) if moved is None else moved
+
             known = self._places[by] = (
-                _Placed(lambda tensor: self._tensor(tensor, self._place(self._homes[tensor], by))),
-                _Placed(lambda storage: self._storage(storage, self._place(storages[storage].layer, by))),
+                _Placed(lambda tensor: self._tensor(tensor, placed(self._tensors[tensor].storage))),
+                _Placed(lambda storage: self._storage(storage, placed(storage))),
             )
         return known
 
@@ -344,11 +367,13 @@ def _storage_roles(stream: Stream) -> list[Any]:
     """Returns the role of each storage in its layer, equal for corresponding storages of different layers.
 
     The role is where the layer's own operations first touch it: (phase, n-th op of the layer, n-th operand);
-    for what only an optimizer over all parameters touches, its place among its layer's tensors.
+    for what only an optimizer over all parameters touches, its place among its layer's tensors. So are parameters of a
+    compiled step, whose launches are of no layer, and their gradients and states.
     """
+    is_compiled = "repeated" in stream.meta
     roles: list[Any] = [None if s.layer is not None else ("once", i) for i, s in enumerate(stream.storages)]
     counts: dict[tuple[str, int | None], int] = {}
-    for position, op in enumerate(stream.ops):
+    for position, op in sorted(enumerate(stream.ops), key=lambda each: is_compiled and each[1].phase != "optimizer"):
         refs = [stream.tensors[t].storage for t in op.inputs + op.outputs]
         if op.layer is None:
             ordinal: dict[int | None, int] = {}
