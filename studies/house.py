@@ -32,8 +32,8 @@ ROOMS = (
     # what it means
     "flopcast.roofline.base",
     "flopcast.roofline.stream.model", "flopcast.roofline.stream.ops", "flopcast.roofline.stream.compiled",
-    "flopcast.roofline.stream.lowering", "flopcast.roofline.stream.tracer", "flopcast.roofline.stream.tracer.compiler",
-    "flopcast.roofline.stream.tracer.parallel",
+    "flopcast.roofline.stream.lowering", "flopcast.roofline.stream.tracer", "flopcast.roofline.stream.tracer.parallel",
+    "flopcast.roofline.stream.tracer.compiler",
     "flopcast.roofline.stream.library",
     "flopcast.roofline.gpu.laws", "flopcast.roofline.gpu.catalogue", "flopcast.roofline.gpu.links",
     "flopcast.roofline.gpu.profile",

@@ -15,6 +15,10 @@
   divide a sequence hold the same parameters: they count with those of the data-parallel part, without which their
   gradients are reduced as ddp does.
 - pp: `pipeline_step`.
+
+Compiled as users do: under DistributedDataParallel the whole module, `torch.compile(DistributedDataParallel(model))`,
+whose graphs torch then cuts where a bucket ends (DDPOptimizer); under `fully_shard` each layer by itself,
+`fully_shard(torch.compile(layer))`, with embedding, head and last norm left eager, or a module without layers whole.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.optimizers import make_optimizers
+from flopcast.microbench.recipe.plans import TORCH_MODES
 from flopcast.microbench.recipe.training_step import find_layers
 
 
@@ -45,35 +50,52 @@ def mesh_of(layout: Layout, device: str) -> DeviceMesh:
 
 
 def distributed(
-    model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str, bucket_mib: float | None = None
-) -> torch.nn.Module:
-    """The model, or a pipeline's stage of it, with what its layout divides or reduces among the ranks of its stage."""
+    model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str, bucket_mib: float | None = None,
+    mode: str = "eager",
+) -> torch.nn.Module:  # fmt: skip
+    """The model, or a pipeline's stage of it, with what its layout divides or reduces among the ranks of its stage,
+    compiled in this mode."""
     if layout.tp > 1:
         _divide_layers(model, mesh["tp"])
     if layout.ep > 1:
         _divide_experts(model, mesh["ep"])
     if layout.is_fully_sharded:
-        _shard(model, layout, mesh, precision)
+        model = _shard(model, layout, mesh, precision, mode)
     elif layout.reduces_gradients:
         group = mesh.get_group("shards") if layout.pp > 1 else None
         model = torch.nn.parallel.DistributedDataParallel(
             model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib
         )
+        model = _compiled(model, mode)
     return model
 
 
-def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
+def _compiled(module: torch.nn.Module, mode: str) -> torch.nn.Module:
+    if mode == "eager":
+        return module
+    compiled: Any = torch.compile(module, mode=TORCH_MODES[mode])
+    made: torch.nn.Module = compiled
+    return made
+
+
+def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str, mode: str) -> torch.nn.Module:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
     if precision == "autocast-bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     layers = find_layers(model)
+    if layers is not None:
+        for number, layer in enumerate(layers):
+            layers[number] = _compiled(layer, mode)
+    else:
+        model = _compiled(model, mode)
     # torch's default, None, frees the layers' parameters and keeps the root's, which its backward needs at once
     frees = False if layout.kind == "zero2" else None
     within = mesh["replicas", "shards"] if layout.kind == "hsdp" else mesh["shards"]
     for part in (*(layers or ()), model):
         fully_shard(part, mesh=within, mp_policy=policy, reshard_after_forward=frees)
+    return model
 
 
 def optimizers_of(

@@ -75,9 +75,11 @@ def build_parallel(
     checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
+    mode: str = "eager",
 ) -> ParallelStep | PipelineStep:
     """Builds the step of this rank on `device`, on which new tensors are made ("cuda" or "cpu"). `batch` is this
-    rank's, `bucket_mib` the size of DistributedDataParallel's buckets in place of torch's."""
+    rank's, `bucket_mib` the size of DistributedDataParallel's buckets in place of torch's, `mode` how it is compiled.
+    """
     if layout.pp > 1:
         return build_pipeline(
             config, layout, mesh, device, batch=batch, seq=seq, precision=precision, optimizer=optimizer,
@@ -89,7 +91,7 @@ def build_parallel(
     sequence_mesh = _sequence_mesh(layout, device)
     if sequence_mesh is not None:
         _attend_without_masks(model)
-    model = distributed(model, layout, mesh, precision, bucket_mib)
+    model = distributed(model, layout, mesh, precision, bucket_mib, mode)
     return ParallelStep(
         model, optimizers_of(model, layout, optimizer, foreach),
         causal_lm_batch(tokens) if sequence_mesh is None else _divisible_batch(tokens), precision, device,
@@ -111,6 +113,7 @@ def build_parallel_module(
     checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
+    mode: str = "eager",
 ) -> ParallelStep:
     """Builds this rank's step of any module and this rank's batch, as `training_step.build_module` builds that of one
     GPU. Raises UsageError for a layout that divides layers, of which a module of one's own says nothing."""
@@ -123,7 +126,7 @@ def build_parallel_module(
         module, batch, device, loss_fn=loss_fn, precision=precision, optimizer=optimizer, checkpoint=checkpoint,
         foreach=foreach,
     )  # fmt: skip
-    model = distributed(whole.model, layout, mesh, precision, bucket_mib)
+    model = distributed(whole.model, layout, mesh, precision, bucket_mib, mode)
     return ParallelStep(
         model, optimizers_of(model, layout, optimizer, foreach), whole.batch, precision, whole.device_type,
         accumulate=accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,

@@ -51,6 +51,10 @@ from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 _EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules
+UNMEASURED = (
+    "compiled steps on several GPUs were not measured yet: the interval takes the errors of compiled steps and of "
+    "steps on several GPUs to add"
+)
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
 
@@ -85,12 +89,13 @@ class PricedStep:
     def host_sigma(self) -> float:
         """The standard deviation of the log of the host's seconds."""
         host = self.host_costs
+        of_graphs = 0.0
         if self.stream.meta.get("graphs"):
-            return hypot(host.graph_costs(self.mode).sigma, spreads(self.mode).host_same_run)
+            of_graphs = hypot(host.graph_costs(self.mode).sigma, spreads(self.mode).host_same_run)
         if self.fabric is None or not self.timeline.host_seconds:
-            return host.sigma
+            return of_graphs or host.sigma
         around = sum(calls_around(self.stream).values()) * host.seconds("forward", "launch")
-        return hypot(host.sigma, CALLS_SIGMA * around / self.timeline.host_seconds)
+        return hypot(max(host.sigma, of_graphs), CALLS_SIGMA * around / self.timeline.host_seconds)
 
     @cached_property
     def ops(self) -> list[TimedOp]:
@@ -283,6 +288,8 @@ class PricedStep:
         taken = self.stream.meta.get("notes", ())
         version = version_note(self.stream, str(self.profile.stack.get("torch") or ""))
         taken = (*taken, *filter(None, [version]))
+        if self.fabric is not None and self.mode != "eager":
+            taken = (*taken, UNMEASURED)
         found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile), *self._of_the_link)
         if host.triton or host is NO_HOST or not {run.matmul, run.attention, run.fused} & {"triton", "best"}:
             return found

@@ -10,6 +10,7 @@
     layers.py         the list of a deep model from those of two and three layers
     generated_kernel.py  what the time of a generated kernel depends on, and its op
     versions.py       what another torch's code is worth
+    to_rank.py        the op stream of one rank's compiled step, from its recorded calls and its graphs' launches
     to_stream.py      the op stream of a compiled step, with the eager step's optimizer
 
 Nothing here imports torch: the text is Python, and is parsed as such.

@@ -16,13 +16,14 @@ Placed = tuple[Operand, int]  # a tensor and the storage that it lies in
 
 class OpWriter:
     """The ops that were written, and the tensors and storages of `stream`, to which theirs are added. `freed`: storages
-    whose memory the next op may take."""
+    whose memory the next op may take. `home`: the module and the layer of what is written next."""
 
     def __init__(self, stream: Stream) -> None:
         self.ops: list[Op] = []
         self.tensors = list(stream.tensors)
         self.storages = list(stream.storages)
         self.freed: list[int] = []
+        self.home: tuple[str, int | None] = ("", None)
         self._known: dict[TensorRef, int] = {}
 
     def append(
@@ -31,7 +32,10 @@ class OpWriter:
     ) -> None:  # fmt: skip
         inputs, outputs = (tuple(self._tensor(*placed) for placed in tensors) for tensors in (operands, results))
         freed = tuple(dict.fromkeys(self.freed))
-        self.ops.append(Op(name, phase, inputs, outputs, written, args, kind=kind, freed=freed))
+        module, layer = self.home
+        self.ops.append(
+            Op(name, phase, inputs, outputs, written, args, layer=layer, module=module, kind=kind, freed=freed)
+        )
         self.freed.clear()
 
     def launch(self, launch: Launch, phase: str, places: Mapping[str, int]) -> None:
@@ -58,7 +62,7 @@ class OpWriter:
 
     def storage(self, size: int) -> int:
         """A storage of so many bytes that this step makes."""
-        self.storages.append(Storage(size, "activation"))
+        self.storages.append(Storage(size, "activation", self.home[1]))
         return len(self.storages) - 1
 
     def new(self, operand: Operand) -> int:

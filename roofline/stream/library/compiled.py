@@ -10,17 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cache
+from typing import Any
 
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.layers import Stretch, fold
 from flopcast.roofline.stream.compiled.output_code import read_output_code
+from flopcast.roofline.stream.compiled.to_rank import to_rank
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.code import Codes, Layers, compiled_once, keep_layers, kept_code, layers_of
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
 from flopcast.roofline.stream.model.models import Config, with_depth
 from flopcast.roofline.stream.model.run import Traced
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream, from_json
+from flopcast.roofline.stream.ops.to_buckets import with_buckets
+from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, OutputCode
 
 SHALLOW = FOLDED_DEPTH - 1
@@ -45,6 +49,41 @@ def compiled_module_now(
     """As `compiled_now`, of a module's factory ("package.module:factory"), whole. `known`: what the caller keeps of the
     same source."""
     return _compiled(replace(asked_of(traced), module=source, sizes=sizes), eager, known=known)[traced.mode]
+
+
+def compiled_rank_now(config: Config, traced: Traced) -> Stream:
+    """Compiles a step on several GPUs; the stream of one rank. Raises UsageError and DataError as `compiled_now`."""
+    return _rank_of(replace(asked_of(traced), config=config), traced)
+
+
+def compiled_module_rank_now(source: str, traced: Traced, sizes: Mapping[str, int]) -> Stream:
+    """As `compiled_rank_now`, of a module's factory."""
+    return _rank_of(replace(asked_of(traced), module=source, sizes=sizes), traced)
+
+
+def _rank_of(asked: Asked, traced: Traced) -> Stream:
+    of_rank = replace(
+        asked, parallel=traced.parallel, rank=traced.rank, optimizer=traced.optimizer, accumulate=traced.accumulate
+    )
+    return rank_stream(output_code(of_rank), traced)
+
+
+def rank_stream(code: OutputCode, traced: Traced) -> Stream:
+    """The stream of a rank's step from what was compiled and recorded of it."""
+    _check(code)
+    recorded = from_json(code.rank, "the recorded step of a rank")
+    if traced.layout.reduces_gradients:
+        recorded = with_buckets(recorded)
+    found = to_rank(recorded, read_output_code(code.text))
+    return replace(found, meta={**found.meta, **_meta_of(code, traced.mode)})
+
+
+def _meta_of(code: OutputCode, mode: str) -> dict[str, Any]:
+    """What a compiled stream's meta says of its code."""
+    return {
+        "mode": mode, "breaks": [asdict(one) for one in code.breaks], "waits": list(code.waits),
+        "torch": code.torch.partition("+")[0], "triton": code.triton,
+    }  # fmt: skip
 
 
 def depths_of(asked: Asked) -> list[Asked]:
@@ -117,11 +156,7 @@ def stream_of(codes: Sequence[OutputCode], eager: Stream, mode: str, *, is_folde
     if mode == "compile":
         called = [replace(graph, captured=()) for graph in called]
     found = to_stream(called, eager, stretches, code.waited_after)
-    meta = {
-        **found.meta, "mode": mode, "breaks": [asdict(one) for one in code.breaks], "waits": list(code.waits),
-        "torch": code.torch.partition("+")[0], "triton": code.triton,
-        "notes": [*found.meta.get("notes", ()), *_notes(code)],
-    }  # fmt: skip
+    meta = {**found.meta, **_meta_of(code, mode), "notes": [*found.meta.get("notes", ()), *_notes(code)]}
     return replace(found, depth=depth, meta=meta)
 
 

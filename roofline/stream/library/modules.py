@@ -86,7 +86,7 @@ def _compiled(
     source: Any, run: Run, device: str, *, loss_fn: Callable[[Any], torch.Tensor] | None, sizes: Mapping[str, int],
     gpu: Mapping[str, Any] | None, codes: Codes | None,
 ) -> Stream:  # fmt: skip
-    from flopcast.roofline.stream.library.compiled import as_eager, compiled_module_now
+    from flopcast.roofline.stream.library.compiled import as_eager, compiled_module_now, compiled_module_rank_now
 
     if not isinstance(source, str) or loss_fn is not None:
         raise UsageError(
@@ -94,6 +94,8 @@ def _compiled(
             "give the name of a factory, 'package.module:factory' or 'path/file.py:factory'"
         )
     traced = run.traced_on(device)
+    if run.is_parallel:
+        return compiled_module_rank_now(source, traced, sizes)
     eager = partial(module_stream, source, replace(run, mode="eager"), as_eager(traced).device, sizes=sizes, gpu=gpu)
     return compiled_module_now(source, traced, sizes, eager, known=codes)
 

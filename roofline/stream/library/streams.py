@@ -145,18 +145,21 @@ def folded_depth(traced: Traced) -> int:
 
 
 def has_bucket_each(traced: Traced) -> bool:
-    """Whether the stream is stored with a bucket for each gradient: torch's own cross layers."""
-    return traced.layout.reduces_gradients and traced.layout.pp == 1
+    """Whether the stream is stored with a bucket for each gradient: torch's own cross layers. That of a compiled step
+    is not, whose graphs torch cuts where its buckets end."""
+    return traced.layout.reduces_gradients and traced.layout.pp == 1 and traced.mode == "eager"
 
 
 def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
     once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
     inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for ZeRO-1,
-    which divides the parameters of all layers among the ranks, and for pipelines with a data-parallel part, which
-    reduce the gradients of all layers at the end."""
+    which divides the parameters of all layers among the ranks, for pipelines with a data-parallel part, which reduce
+    the gradients of all layers at the end, and for compiled steps of DistributedDataParallel."""
     is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
     is_alike &= traced.layout.kind != "zero1" and not (traced.layout.pp > 1 and traced.layout.kind)
+    # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
+    is_alike &= traced.mode == "eager" or not traced.layout.reduces_gradients
     depth = depth_of(config) // traced.layout.pp
     return depth >= folded_depth(traced) - 1 and is_alike and traced.phase == "train"
 
@@ -175,6 +178,11 @@ def _find_or_trace(
     if found is None:
         if traced.mode == "eager":
             found = (trace or trace_now)(config, traced)
+            store(found, config, traced)
+        elif traced.parallel != ONE_GPU:
+            from flopcast.roofline.stream.library.compiled import compiled_rank_now
+
+            found = compiled_rank_now(config, traced)
             store(found, config, traced)
         else:
             from flopcast.roofline.stream.library.compiled import as_eager, compiled_now

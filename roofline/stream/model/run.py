@@ -215,12 +215,28 @@ class Run:
                 f"optimizer {self.optimizer!r} with parallel {self.parallel}: not modelled yet on several GPUs; valid "
                 f"are {', '.join(PARALLEL_OPTIMIZERS)}"
             )
-        for name in ("mode", "phase", "finetune", "base_dtype", "fused", "clip"):
+        self._check_compiled_parallel()
+        for name in ("phase", "finetune", "base_dtype", "fused", "clip"):
             if (value := getattr(self, name)) != getattr(Run, name):
                 raise UsageError(
                     f"{name} {value} with parallel {self.parallel}: not modelled yet on several GPUs; leave one of the "
                     "two out"
                 )
+
+    def _check_compiled_parallel(self) -> None:
+        """Raises UsageError for a compiled step on several GPUs that is not modelled."""
+        layout, kinds = self.layout, ("ddp=N", "zero1=N", "zero2=N", "fsdp=N", "hsdp=RxS")
+        if self.mode == "compile" and layout.world > layout.data:
+            raise UsageError(
+                f"mode compile with parallel {self.parallel}: what torch compiles of layers, sequences or experts that "
+                f"are divided is not modelled yet; valid with it are {', '.join(kinds)}, or use --mode eager"
+            )
+        if self.mode == "compile-graphs":
+            raise UsageError(
+                f"mode compile-graphs with parallel {self.parallel}: a CUDA graph reads and writes fixed memory, and "
+                "FSDP gathers parameters into memory that it gives back, DistributedDataParallel puts gradients into "
+                "buckets behind it; what torch then copies or captures again is not modelled; use --mode compile"
+            )
 
     def device_of(self, device: Mapping[str, Any]) -> str:
         """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""

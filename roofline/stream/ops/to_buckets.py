@@ -24,8 +24,7 @@ def to_buckets(stream: Stream, first: int = FIRST_BYTES, most: int = BUCKET_BYTE
 
     Buckets live through the whole step: `kind` "bucket".
     """
-    # on lane 0 are those of other parts of a layout: a pipeline's, of the weight that two of its stages share
-    reduced = [i for i, op in enumerate(stream.ops) if op.name == _ALL_REDUCE and op.phase == "backward" and op.lane]
+    reduced = _reductions(stream)
     gradients = [stream.tensors[stream.ops[i].inputs[0]] for i in reduced]
     if len({ref.operand.dtype for ref in gradients}) > 1:
         raise NotDerivable("gradients of several types")
@@ -62,6 +61,19 @@ def to_buckets(stream: Stream, first: int = FIRST_BYTES, most: int = BUCKET_BYTE
         ops += [kept, *[kept._replace(freed=(), waits=())] * more]
         repeats += [stream.repeats[i] if stream.repeats else -1] * (1 + more)
     return replace(stream, ops=tuple(ops), tensors=tuple(tensors), storages=tuple(storages), repeats=tuple(repeats))
+
+
+def with_buckets(stream: Stream) -> Stream:
+    """Returns a stream that was traced with torch's own buckets, told as such."""
+    buckets = {stream.tensors[stream.ops[i].inputs[0]].storage for i in _reductions(stream)}
+    storages = [one._replace(kind="bucket") if i in buckets else one for i, one in enumerate(stream.storages)]
+    return replace(stream, storages=tuple(storages))
+
+
+def _reductions(stream: Stream) -> list[int]:
+    """The ops that reduce gradients. On lane 0 are those of other parts of a layout: a pipeline's, of the weight that
+    two of its stages share."""
+    return [i for i, op in enumerate(stream.ops) if op.name == _ALL_REDUCE and op.phase == "backward" and op.lane]
 
 
 def _last_views(stream: Stream, reduced: list[int]) -> range:

@@ -92,6 +92,8 @@ class _Unfolding:
         ]
         more = self.depth - self.folded
         meta, idle = _repeated(self.source.meta, more)
+        if "repeated" not in meta and "graphs" in meta:  # of layers that are compiled one by one
+            meta = {**meta, "graphs": _placed_graphs(meta["graphs"], [number for number, _, _ in placed])}
         placed = list(_without(idle, placed))
         self._moved = self._of_others(placed)
         ops = [self._copy(op, layer) for _, op, layer in placed]
@@ -344,6 +346,13 @@ def _repeated(meta: dict[str, Any], more: int) -> tuple[dict[str, Any], frozense
     runs = [(left(start), left(stop), times + more) for start, stop, times in meta["repeated"] if times + more]
     graphs = [(label, left(first), left(last + 1) - 1) for label, first, last in meta["graphs"]]
     return {**meta, "repeated": runs, "graphs": graphs}, idle
+
+
+def _placed_graphs(graphs: Sequence[tuple[str, int, int]], placed: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Returns the calls of graphs among unfolded ops, given by their numbers in the folded stream."""
+    begun = {first: (label, last - first) for label, first, last in graphs}
+    calls = ((place, *begun[number]) for place, number in enumerate(placed) if number in begun)
+    return [(label, place, place + more) for place, label, more in calls]
 
 
 def _is_multi_tensor(op: Op) -> bool:

@@ -148,7 +148,9 @@ class Lanes:
 
 
 def is_asynchronous(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call is a collective on NCCL's own stream."""
+    """Whether a call is a collective on NCCL's own stream. `func` None: a compiled graph."""
+    if func is None:
+        return False
     if func.namespace == FUNCTIONAL:
         return True
     if func.namespace != COLLECTIVES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,16 @@ class ModuleStack:
         self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self._modules.append(self._stack[-1])
 
+    @property
+    def _outside_of_graphs(self) -> list[torch.nn.Module] | None:
+        """The modules that are in no compiled one, and those themselves; None where none is compiled. What hooks the
+        others have is a part of their compiled code."""
+        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # takes seconds to import
+        kinds = (dynamo.OptimizedModule,) if dynamo is not None else ()
+        compiled = [module for module in self.names if isinstance(module, kinds)]
+        inside = {inner for module in compiled for inner in module.modules() if inner is not module}
+        return [module for module in self.names if module not in inside] if compiled else None
+
     @contextlib.contextmanager
     def watching(self, entered: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Follows the modules of the models within the context; `entered` is called when a module begins that is not
@@ -77,15 +88,25 @@ class ModuleStack:
                 self._stack.pop()
                 self._mark()
 
-        with forward_hooks(enter, leave):
+        with forward_hooks(enter, leave, self._outside_of_graphs):
             yield
 
 
 @contextlib.contextmanager
-def forward_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
-    """Calls `enter` before and `leave` after the forward of every module within the context; `leave` also when an
-    exception ends the forward, as checkpointing ends its recomputation."""
+def forward_hooks(
+    enter: Callable[..., None], leave: Callable[..., None], modules: Sequence[torch.nn.Module] | None = None
+) -> Iterator[None]:
+    """Calls `enter` before and `leave` after the forward of every module, or of `modules`, within the context; `leave`
+    also when an exception ends the forward, as checkpointing ends its recomputation."""
     hooks = torch.nn.modules.module
     # a handle removes its hook at the end of the context
+    if modules is not None:
+        with contextlib.ExitStack() as stack:
+            for module in modules:
+                # before the module's own, as those of all modules are
+                stack.enter_context(module.register_forward_pre_hook(enter, prepend=True))
+                stack.enter_context(module.register_forward_hook(leave, prepend=True, always_call=True))
+            yield
+        return
     with hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True):
         yield

@@ -56,6 +56,11 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # they are called like any other, and refused
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled graphs run within it as without it: what they are is told by `note`."""
+        return True
+
     def __init__(
         self,
         modules: ModuleStack,
@@ -263,6 +268,22 @@ class Recorder(TorchDispatchMode):
             )
         )
         return result
+
+    def note(self, name: str, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], args: str) -> None:
+        """Appends what is no call of ATen's, of which Python knows operands and results alone."""
+        freed = self._sweep()
+        module, layer = self._place()
+        taken = tuple(self._tensor(tensor, layer, name, "input") for tensor in inputs)
+        made = tuple(self._tensor(tensor, layer, name) for tensor in results)
+        lane: int = 0
+        waits: tuple[int, ...] = ()
+        if self.lanes is not None:
+            storages = {self.tensors[i].storage for i in (*taken, *made)}
+            lane, waits = self.lanes.placed(len(self.ops), None, (), "launch", storages)
+        again = self.recomputations > 0
+        self.ops.append(
+            Op(name, self.phase, taken, made, (), args, "{}", layer, module, "launch", freed, again, lane, waits)
+        )
 
     def _reads_back(self, new: Sequence[int], inputs: set[int]) -> bool:
         """Whether results are on the host and operands on the device: a copy that the host waits for."""

@@ -5,6 +5,7 @@
     process.py      that process
     side_by_side.py asks a pool of processes for many steps; without torch
     output_code.py  builds steps, compiles and runs them on fake tensors, keeps what inductor generates
+    rank.py         compiles one rank's step of several GPUs and records what surrounds its graphs
     inductor.py     lets inductor generate code for a GPU that is not there
     padding.py      whether a product would be found faster padded
     fake_gpu.py     what torch.cuda, Triton and inductor are told of the GPU

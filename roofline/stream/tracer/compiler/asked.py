@@ -17,6 +17,8 @@ class Asked:
     that it has parameters for. `gpu` says of a GPU name, capability, sm_count, l2_bytes, memory_bytes, max_clock_mhz,
     bandwidth_bytes_per_second and bf16_flops_per_second; what it lacks is an H200's. `cudnn`: the version on that
     machine, 91900 as torch counts them; it decides whether attention is cuDNN's.
+
+    `parallel`: the layout over several GPUs of which the step is one `rank`'s; with it also what the whole step needs.
     """
 
     config: Mapping[str, Any] | None = None
@@ -29,6 +31,10 @@ class Asked:
     mode: str = "compile"
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cudnn: int = 91900
+    parallel: str = ""
+    rank: int = 0
+    optimizer: str = "adamw"
+    accumulate: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,8 @@ class OutputCode:
     one more than the graph breaks that lie on the way. `breaks`: all that were found. `waits`: lines outside of the
     graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true.
     `waited_after`: of each such wait, how many of `calls` came before it.
-    `outside`: operators that run on the GPU outside of the graphs, by name, with their number."""
+    `outside`: operators that run on the GPU outside of the graphs, by name, with their number. `rank`: of several GPUs
+    one rank's step as it was recorded, as `op_stream.to_json` has it; what is outside of its graphs is there."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]
@@ -58,6 +65,7 @@ class OutputCode:
     torch: str
     triton: str
     waited_after: tuple[int, ...] = ()
+    rank: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:

@@ -5,23 +5,29 @@ For a process of its own (`apart`, `side_by_side`), since it changes torch for g
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
+from flopcast.roofline.stream.ops import op_stream
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
 from flopcast.roofline.stream.tracer.compiler.attention import rule_for
 from flopcast.roofline.stream.tracer.compiler.fake_cuda import be_cuda, read_ones
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
+
+if TYPE_CHECKING:
+    from flopcast.roofline.stream.tracer.compiler.inductor import Kept
 
 _FIRST_LINE = 300  # characters of an error that are told
 
@@ -66,15 +72,19 @@ class Compiler:
 
         is_built = False
         # autograd's engine runs in this thread, where fake tensors have their mode
+        rank: Any = None
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
             watched.mode, watched.ran = mode, ran
             watched.waited = lambda line: waits.append((line, len(kept.calls)))
             try:
-                step = _built(asked)
                 torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
-                step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
-                is_built = True
-                step.backward(step.forward())
+                if asked.parallel:
+                    rank = _recorded(asked, kept)
+                else:
+                    step = _built(asked)
+                    step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+                    is_built = True
+                    step.backward(step.forward())
             except UsageError:
                 raise
             except Exception as fault:
@@ -83,9 +93,10 @@ class Compiler:
             raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
         return OutputCode(
             graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
-            breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(line for line, _ in waits)),
-            waited_after=tuple(calls for _, calls in waits), outside=dict(outside), torch=torch.__version__,
-            triton=self.triton,
+            breaks=tuple(one for one in _breaks(dynamo.graph_break_reasons) if rank is None or not _is_of_ddp(one)),
+            waits=tuple(dict.fromkeys(line for line, _ in waits)),
+            waited_after=tuple(calls for _, calls in waits) if rank is None else (), outside=dict(outside),
+            torch=torch.__version__, triton=self.triton, rank=rank,
         )  # fmt: skip
 
 
@@ -114,29 +125,67 @@ def _runs_on_gpu(func: Any, given: Any) -> bool:
     )
 
 
+# Where graphs end in a step of DistributedDataParallel: in its own code, in the contexts that it enters, and, cut by
+# torch, where a bucket ends.
+_DDP = ("torch/nn/parallel/distributed.py", "torch/_dynamo/backends/distributed.py", contextlib.__file__)
 _ADVICE = "make sure that torch.compile(model) runs where there is a GPU"
 
 
 def _built(asked: Asked) -> TrainingStep:
     """Builds the step that is asked for, its tensors on the GPU; its optimizer, which is not compiled, is any."""
     from flopcast.roofline.stream.tracer.cuda_semantics import untraced
-    from flopcast.roofline.stream.tracer.trace import load_factory
 
     with untraced(), torch.device("cuda", 0):
         if asked.config is not None:
             model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
             batch: Any = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
             return TrainingStep(model, (), batch, asked.precision, "cuda")
-        factory = load_factory(asked.module)
-        parameters = inspect.signature(factory).parameters
-        made = factory(**{name: size for name, size in asked.sizes.items() if name in parameters})
-        if not isinstance(made, (tuple, list)) or not made or not isinstance(made[0], torch.nn.Module):
-            raise UsageError(f"{asked.module}: valid is a factory that returns (module, batch[, loss_fn])")
-        model, batch, *loss_fn = made
+        model, batch, loss_fn = _made(asked)
         return build_module(
-            model, batch, "cuda", loss_fn=loss_fn[0] if loss_fn else None, precision=asked.precision,
-            checkpoint=asked.checkpoint,
-        )  # fmt: skip
+            model, batch, "cuda", loss_fn=loss_fn, precision=asked.precision, checkpoint=asked.checkpoint
+        )
+
+
+def _made(asked: Asked) -> tuple[torch.nn.Module, Any, Any]:
+    """The module, the batch and the loss function that a factory makes."""
+    from flopcast.roofline.stream.tracer.trace import load_factory
+
+    factory = load_factory(asked.module)
+    parameters = inspect.signature(factory).parameters
+    made = factory(**{name: size for name, size in asked.sizes.items() if name in parameters})
+    if not isinstance(made, (tuple, list)) or not made or not isinstance(made[0], torch.nn.Module):
+        raise UsageError(f"{asked.module}: valid is a factory that returns (module, batch[, loss_fn])")
+    model, batch, *loss_fn = made
+    return model, batch, loss_fn[0] if loss_fn else None
+
+
+def _recorded(asked: Asked, kept: Kept) -> dict[str, Any]:
+    """Compiles and records one rank's step, as JSON of its stream."""
+    from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module
+    from flopcast.roofline.stream.tracer.compiler.rank import as_rank, record_rank
+    from flopcast.roofline.stream.tracer.cuda_semantics import untraced
+    from flopcast.roofline.stream.tracer.trace import sizes_of
+
+    layout = Layout.parse(asked.parallel)
+    run: dict[str, Any] = {
+        "precision": asked.precision, "optimizer": asked.optimizer, "accumulate": asked.accumulate,
+        "checkpoint": asked.checkpoint,
+    }  # fmt: skip
+    how = {**run, "foreach": True, "mode": asked.mode}
+    meta = {**run, "device": "cuda", "parallel": {"layout": asked.parallel, "rank": asked.rank}}
+    with untraced(), as_rank(layout, asked.rank) as (mesh, lanes):
+        step: Any
+        if asked.config is not None:
+            step = build_parallel(asked.config, layout, mesh, "cuda", batch=asked.batch, seq=asked.seq, **how)
+            meta |= {"config": dict(asked.config), "batch": asked.batch, "seq": asked.seq}
+        else:
+            with torch.device("cuda", 0):
+                model, batch, loss_fn = _made(asked)
+            step = build_parallel_module(model, batch, layout, mesh, "cuda", loss_fn=loss_fn, **how)
+            samples, tokens = sizes_of(step.batch)
+            meta |= {"module": asked.module, "batch": samples, "seq": tokens}
+            meta["unit"] = "tokens" if tokens > 1 else "samples"
+        return op_stream.to_json(record_rank(step, lanes, kept, meta))
 
 
 def _breaks(found: Iterable[Any]) -> Iterable[Break]:
@@ -151,6 +200,10 @@ def _breaks(found: Iterable[Any]) -> Iterable[Break]:
         )
         known[Break(reason=one.reason.strip().split("\n")[0], where=where)] = None
     return known
+
+
+def _is_of_ddp(found: Break) -> bool:
+    return found.where.startswith(_DDP)
 
 
 def _told(fault: BaseException) -> str:

@@ -39,6 +39,8 @@ class _RealNumbers(TorchDispatchMode):
         is_made = func.overloadpacket is torch.ops.aten.empty and kwargs.get("dtype") in _NUMBERS
         are_real = all(not isinstance(t, FakeTensor) and t.dtype in _NUMBERS for t in tensors)
         if is_made or (tensors and are_real):
+            if is_made:  # also of those that the reducer would have where the parameters are
+                kwargs = {**kwargs, "device": torch.device("cpu")}
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)

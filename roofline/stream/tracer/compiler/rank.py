@@ -1,0 +1,78 @@
+"""Compiles one rank's step of a layout over several GPUs, and records what surrounds its graphs.
+
+DistributedDataParallel and `fully_shard` run as `tracer/parallel` has them run, on a process group of ranks that are
+not there; here with the tensors of `fake_cuda`, of which compilers make code for a GPU. Two steps are run first, in which
+all is compiled; what the third one calls is recorded, a graph as one op (`compiled/to_rank.GRAPH`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.parallel_step import ParallelStep, mesh_of
+from flopcast.roofline.stream.compiled.to_rank import GRAPH
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.tracer.compiler.inductor import Kept
+from flopcast.roofline.stream.tracer.lanes import Lanes
+from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
+from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes, unseen_shapes
+from flopcast.roofline.stream.tracer.record_step import record_step
+from flopcast.roofline.stream.tracer.recorder import Recorder
+from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
+
+
+@contextlib.contextmanager
+def as_rank(layout: Layout, rank: int) -> Iterator[tuple[DeviceMesh, Lanes]]:
+    """Within the context this process is one rank of a layout; inside a mode of fake tensors."""
+    # FSDP asks parameters whether they are on meta, where C++ is told that they are (`fake_cuda`)
+    DTensor.device = property(lambda tensor: tensor._local_tensor.device)  # type: ignore[assignment]
+    TorchInGraphFunctionVariable._get_handlers()  # by function, one each: before streams are answered by one for two
+    with (
+        fake_world(layout.world, rank), modelled(Topic.SEVERAL_GPUS), real_meshes(), unseen_shapes(), fake_reducers(),
+        followed_streams() as lanes,
+    ):  # fmt: skip
+        with unset_fake_temporarily():  # it computes with its ranks
+            mesh = mesh_of(layout, "cuda")
+        yield mesh, lanes
+
+
+def record_rank(step: ParallelStep, lanes: Lanes, kept: Kept, meta: Mapping[str, Any]) -> Stream:
+    """Compiles a rank's step and returns it as it was recorded; its graphs are those of `kept`."""
+    kept.shares = True
+    try:
+        step.warm_up()
+        kept.calls.clear()
+        kept.run = _noted
+        return record_step(step, meta, first=lambda: None, is_host=_is_host, lanes=lanes)
+    finally:
+        kept.run, kept.shares = Kept.run, False
+
+
+def _is_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _noted(number: int, inputs: list[Any], make: Callable[[Any], list[Any]]) -> list[Any]:
+    """Runs a graph and tells the recorder of it."""
+    given = [value for value in inputs if isinstance(value, torch.Tensor)]
+    recorders = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder)]
+    with contextlib.ExitStack() as stack:
+        for recorder in recorders:
+            stack.callback(functools.partial(setattr, recorder, "is_paused", recorder.is_paused))
+            recorder.is_paused = True
+        results = make(inputs)
+    for recorder in recorders:
+        recorder.note(GRAPH, given, [one for one in results if isinstance(one, torch.Tensor)], json.dumps([number]))
+    return results
