@@ -1,7 +1,7 @@
 """Compiles one rank's step of a layout over several GPUs, and records what surrounds its graphs.
 
 DistributedDataParallel and `fully_shard` run as `tracer/parallel` has them run, on a process group of ranks that are
-not there; here with the tensors of `fake_cuda`, of which compilers make code for a GPU. Two steps are run first, in which
+not there; here with the tensors of `fake_cuda`, of which compilers make code for a GPU. Two steps run first, in which
 all is compiled; what the third one calls is recorded, a graph as one op (`compiled/to_rank.GRAPH`).
 """
 
