@@ -32,12 +32,16 @@ from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 COMPILER = 2
 
 Codes = MutableMapping[str, OutputCode]  # of modules
+_OF_RANKS = ("parallel", "rank", "optimizer", "accumulate")  # what is asked of a rank's step alone
 
 
 def code_key(asked: Asked) -> str:
     """A hash of what the code depends on, except versions."""
     config = None if asked.config is None else relevant(asked.config)
-    return hashlib.sha256(canonical_json({**asdict(asked), "config": config}).encode()).hexdigest()[:20]
+    known = asdict(asked)
+    if not asked.parallel:
+        known = {name: value for name, value in known.items() if name not in _OF_RANKS}
+    return hashlib.sha256(canonical_json({**known, "config": config}).encode()).hexdigest()[:20]
 
 
 def is_kept(asked: Asked) -> bool:
