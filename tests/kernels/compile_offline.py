@@ -21,7 +21,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flopcast.kernels import attention, matmul, matmul_configs, triton_attention, triton_matmul, triton_matmul_tma
+from flopcast.kernels import (
+    attention,
+    fp8_matmul,
+    matmul,
+    matmul_configs,
+    triton_attention,
+    triton_matmul,
+    triton_matmul_fp8,
+    triton_matmul_tma,
+)
 from flopcast.kernels.shapes import Attention
 
 Case = tuple[str, Any, dict[str, str], dict[str, Any], dict[str, int]]  # config, kernel, types, constants, options
@@ -112,7 +121,7 @@ def attention_cases(capability: tuple[int, int]) -> Iterator[Case]:
             (triton_attention.dq_kernel, config.dq),
         )
         for (kernel, tile), banded in ((one, banded) for banded in (False, True) for one in tiles):
-            if banded and head_dim == 64:
+            if banded and (head_dim == 64 or capability[0] != 9):
                 continue
             types = dict.fromkeys((name for name in kernel.arg_names if name.endswith("_ptr")), "*bf16")
             types |= {
@@ -132,8 +141,24 @@ def attention_cases(capability: tuple[int, int]) -> Iterator[Case]:
             yield f"d{head_dim} {tile}{band}", kernel, types, constants, options
 
 
+def fp8_cases() -> Iterator[Case]:
+    """The tiles that a product may get, by the number of its rows; scaled per row, which takes more registers."""
+    for fast in (False, True):
+        for config in dict.fromkeys(fp8_matmul.config_for(rows, 4096, 132, fast) for rows in (256, 1024, 8192)):
+            sizes = {"a_desc": (config.block_m, config.block_k), "b_desc": (config.block_n, config.block_k)}
+            types = {name: f"tensordesc<fp8e4nv[{rows},{columns}]>" for name, (rows, columns) in sizes.items()}
+            types |= {"c_desc": f"tensordesc<bf16[{config.block_m},{config.block_n}]>"}
+            types |= {"scale_a_ptr": "*fp32", "scale_b_ptr": "*fp32"}
+            constants = {
+                "ROW_SCALES": True, "FAST": config.fast, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+                "BLOCK_K": config.block_k,
+            }  # fmt: skip
+            options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+            yield f"fp8 {config.key}", triton_matmul_fp8.matmul_fp8_kernel, types, constants, options
+
+
 def cases(capability: tuple[int, int]) -> list[Case]:
-    return [*matmul_cases(capability), *attention_cases(capability)]
+    return [*matmul_cases(capability), *attention_cases(capability), *(fp8_cases() if capability[0] == 9 else ())]
 
 
 def main(sm: int) -> None:
