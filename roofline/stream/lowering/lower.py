@@ -32,8 +32,8 @@ class _Places(NamedTuple):
     """An attention call: its backend, and the places of its flag "causal", mask and dropout among the arguments, None
     for what it does not take.
 
-    Eager models of transformers leave out a mask that is causal, where compiled ones hand it over. What other masks
-    cost eager steps, which call "flopcast.attention", was not measured."""
+    Eager models of transformers leave out a mask that is causal, where compiled ones hand it over; both hand over that
+    of a sliding window or of padding, all pairs of which torch's kernels then compute."""
 
     backend: str
     causal: int
@@ -42,8 +42,8 @@ class _Places(NamedTuple):
 
 
 _ATTENTION = {
-    "flopcast.attention": _Places("sdpa", 3, dropout=5),
-    "flopcast.attention_backward": _Places("sdpa", 6, dropout=8),
+    "flopcast.attention": _Places("sdpa", 3, mask=4, dropout=5),
+    "flopcast.attention_backward": _Places("sdpa", 6, mask=7, dropout=8),
     "aten._scaled_dot_product_flash_attention": _Places("sdpa-flash", 4, dropout=3),
     "aten._scaled_dot_product_flash_attention_backward": _Places("sdpa-flash", 11, dropout=10),
     "aten._scaled_dot_product_cudnn_attention": _Places("sdpa-cudnn", 6, mask=3, dropout=5),
