@@ -23,7 +23,10 @@ FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 KERNELS = ("forward", "dkdv", "dq")
 
-_KEY = re.compile(r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?")
+_KEY = re.compile(
+    r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?"
+    r"(/skip)?(/delta)?"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Tile:
     pack: the two warpgroups of the forward take the same 64 rows of two heads of a group.
     pingpong: the warpgroups take turns at the matrix units.
     persistent: there are as many programs as the part has multiprocessors.
+    skip: of dK and dV with block_m 64, one warpgroup leaves out the block of queries none of which sees its keys.
+    delta: the kernel of dQ makes delta and the base-2 lse, also for that of dK and dV, instead of a third kernel.
     l2_mib: MiB of L2 that the heads processed at a time may fill with what their tiles share; 0: all heads at once.
     """
 
@@ -47,12 +52,14 @@ class Tile:
     pingpong: bool = False
     persistent: bool = True
     l2_mib: int = 0
+    skip: bool = False
+    delta: bool = False
 
     @property
     def key(self) -> str:
         """E.g. hopper/128x128/w4s2/pack/pingpong/l2-16."""
         flags = ("/pack" * self.pack) + ("/pingpong" * self.pingpong) + ("/single" * (not self.persistent))
-        flags += f"/l2-{self.l2_mib}" if self.l2_mib else ""
+        flags += (f"/l2-{self.l2_mib}" if self.l2_mib else "") + "/skip" * self.skip + "/delta" * self.delta
         return f"{self.kind}/{self.block_m}x{self.block_n}/w{self.num_warps}s{self.num_stages}{flags}"
 
 
@@ -61,10 +68,10 @@ def from_key(key: str) -> Tile:
     match = _KEY.fullmatch(key)
     if match is None:
         raise ValueError(f"no attention tile: {key!r}; e.g. hopper/128x128/w4s2/pack")
-    kind, m, n, warps, stages, pack, pingpong, single, l2 = match.groups()
+    kind, m, n, warps, stages, pack, pingpong, single, l2, skip, delta = match.groups()
     return Tile(
         int(m), int(n), int(warps), int(stages), kind, pack=pack is not None, pingpong=pingpong is not None,
-        persistent=single is None, l2_mib=int(l2 or 0),
+        persistent=single is None, l2_mib=int(l2 or 0), skip=skip is not None, delta=delta is not None,
     )  # fmt: skip
 
 

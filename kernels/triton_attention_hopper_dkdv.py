@@ -136,7 +136,7 @@ def _load(
 @gluon.jit
 def _compute(
     w: gl.constexpr, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, SKIP: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     k_desc, v_desc, dk_desc, dv_desc = key_descs
     kv_full, kv_empty = key_bars
@@ -165,7 +165,17 @@ def _compute(
         dv = gl.zeros([64, D], gl.float32, D_LAYOUT)
         mbarrier.wait(kv_full.index(w), turn & 1)
         for _ in range(group):
-            for block in range(first, gl.cdiv(seq, BLOCK_M)):
+            begin = first
+            if SKIP:
+                if w == 1:  # all of its keys come after the first block of queries
+                    slot = it % STAGES
+                    mbarrier.wait(q_full.index(slot), it // STAGES & 1)
+                    mbarrier.wait(do_full.index(slot), it // STAGES & 1)
+                    mbarrier.arrive(do_empty.index(slot), count=1)
+                    mbarrier.arrive(q_empty.index(slot), count=1)
+                    it += 1
+                    begin = first + 1
+            for block in range(begin, gl.cdiv(seq, BLOCK_M)):
                 slot = it % STAGES
                 phase = it // STAGES & 1
                 q = q_bufs.index(slot)
@@ -207,26 +217,36 @@ def _compute(
 @gluon.jit
 def _compute_0(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, SKIP: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(0, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES)
+    _compute(
+        0, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
+        CAUSAL, SECTIONS, SKIP, BLOCK_M, STAGES,
+    )  # fmt: skip
 
 
 @gluon.jit
 def _compute_1(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, SKIP: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(1, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES)
+    _compute(
+        1, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
+        CAUSAL, SECTIONS, SKIP, BLOCK_M, STAGES,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "pairs", "tiles", "section"])
 def dkdv_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc,
     kv_heads, group, seq, pairs, tiles, scale, scale_log2, section,
-    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, SKIP: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Boxes of q and do: BLOCK_M rows, of the others 64; of lse (base 2) and delta: BLOCK_M elements."""
+    """Boxes of q and do: BLOCK_M rows, of the others 64; of lse (base 2) and delta: BLOCK_M elements.
+
+    SKIP (causal, BLOCK_M 64): the second warpgroup does not compute the first block of queries, none of which sees its
+    keys.
+    """
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -248,9 +268,9 @@ def dkdv_kernel(
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-                      CAUSAL, SECTIONS, BLOCK_M, STAGES)),
+                      CAUSAL, SECTIONS, SKIP, BLOCK_M, STAGES)),
         (_compute_1, (key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-                      CAUSAL, SECTIONS, BLOCK_M, STAGES)),
+                      CAUSAL, SECTIONS, SKIP, BLOCK_M, STAGES)),
         (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, SECTIONS, BLOCK_M, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

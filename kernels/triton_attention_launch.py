@@ -93,11 +93,18 @@ def launch_forward(
         )  # fmt: skip
 
 
+def _rows_of_tiles(o: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for lse in base 2 and delta: fp32 [batch * heads, seq padded to whole tiles]."""
+    batch, heads, seq, _ = o.shape
+    lse2, delta = torch.empty((2, batch * heads, cdiv(seq, 128) * 128), dtype=torch.float32, device=o.device)
+    return lse2, delta
+
+
 def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """(lse in base 2, delta), fp32 [batch * heads, seq padded to whole tiles]."""
+    """(lse in base 2, delta) in such rows."""
     batch, heads, seq, dim = o.shape
-    padded, block = cdiv(seq, 128) * 128, 64
-    lse2, delta = torch.empty((2, batch * heads, padded), dtype=torch.float32, device=o.device)
+    lse2, delta = _rows_of_tiles(o)
+    padded, block = lse2.shape[1], 64
     launch(
         hopper_dkdv.prepare_kernel, (batch * heads, padded // block),
         o, do, lse, lse2, delta, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
@@ -113,9 +120,14 @@ def launch_backward(
     """Writes dq, dk and dv."""
     do, q, k, v = map(_readable, (do, q, k, v))
     with torch.cuda.device_of(q):
-        lse2, delta = _prepare(o, do, lse)
+        if config.dq.delta:
+            lse2, delta = _rows_of_tiles(o)
+            _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq, _readable(o), lse)
+        else:
+            lse2, delta = _prepare(o, do, lse)
         _launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
-        _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
+        if not config.dq.delta:
+            _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
 
 
 def _launch_dkdv(
@@ -133,22 +145,24 @@ def _launch_dkdv(
     launch(
         hopper_dkdv.dkdv_kernel, _grid(tiles, tile, q.device),
         *rows, *keys, *vectors, kv_heads, group, seq, pairs, tiles, scale, scale * LOG2_E, section,
-        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_M=tile.block_m, STAGES=tile.num_stages,
-        num_warps=tile.num_warps, maxnreg=REGISTERS,
+        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, SKIP=tile.skip and causal, BLOCK_M=tile.block_m,
+        STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
 def _launch_dq(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse2: Tensor, delta: Tensor, dq: Tensor,
-    causal: bool, scale: float, tile: Tile,
+    causal: bool, scale: float, tile: Tile, o: Tensor | None = None, lse: Tensor | None = None,
 ) -> None:  # fmt: skip
+    """With o and lse it writes lse2 and delta."""
     batch, heads, seq, _ = q.shape
     pairs, blocks, group = batch * heads, cdiv(seq, 128), heads // k.shape[1]
     section = section_of(pairs, group, seq, 4 * q.shape[3], tile)
     launch(
         hopper_dq.dq_kernel, _grid(pairs * blocks, tile, q.device),
         _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),
-        lse2, delta, heads, group, seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E, section,
-        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_N=tile.block_n, STAGES=tile.num_stages,
+        None if o is None else _matrix(o, 64), lse2, delta, lse,
+        heads, group, seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E, section,
+        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, DELTA=o is not None, BLOCK_N=tile.block_n, STAGES=tile.num_stages,
         num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -58,12 +58,16 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
     elif name == "dq":
         kernel = hopper_dq.dq_kernel
         types = dict.fromkeys(("q_desc", "do_desc", "dq_desc"), half) | {"k_desc": keys, "v_desc": keys}
-        constants |= {"BLOCK_N": n}
+        constants |= {"BLOCK_N": n, "DELTA": tile.delta}
+        if tile.delta:
+            types["o_desc"] = half
+        else:
+            constants |= {"o_desc": None, "natural_ptr": None}
     else:
         kernel = hopper_dkdv.dkdv_kernel
         types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": half, "v_desc": half}
         types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
-        constants |= {"BLOCK_M": m}
+        constants |= {"BLOCK_M": m, "SKIP": tile.skip}
     types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {"scale": "fp32", "scale_log2": "fp32"}
     signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}
     attributes = {

@@ -112,6 +112,20 @@ class TestOnDevice:
             assert torch.equal(one, other)
 
     @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize(("seq", "causal"), [(64, True), (300, True), (1024, True), (300, False)])
+    def test_a_backward_that_skips_blocks_and_makes_its_own_delta(self, head_dim: int, seq: int, causal: bool) -> None:
+        shape = Attention(batch=2, heads=4, kv_heads=2, seq=seq, head_dim=head_dim, causal=causal, direction="bwd")
+        config = attention_config.rule(shape, tma=True)
+        dkdv = attention_config.Tile(64, 128, 4, 3, "hopper", skip=causal)
+        operands = A.operands(shape, "cuda")
+        q, k, v, do = operands
+        o, lse = A.forward(q, k, v, causal)
+        for changed in (replace(config, dkdv=dkdv), replace(config, dq=replace(config.dq, delta=True))):
+            out = A.backward(do, q, k, v, o, lse, causal, config=changed)
+            error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
+            assert error <= tolerance, changed
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
     def test_offsets_beyond_32_bits(self, head_dim: int) -> None:
         """The second batch lies 2^31 elements behind the first."""
         far, seq = 2**31 + 64, 300
