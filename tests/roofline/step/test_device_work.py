@@ -18,7 +18,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import backend_of, device_work, l2_shares
+from flopcast.roofline.step.device_work import CHECKPOINTED, backend_of, device_work, l2_shares
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.lowering.describe import describe
@@ -180,3 +180,21 @@ def test_a_window_is_timed_as_an_h200_took_it(golden: ModuleType, traced: Tracin
     recorded = sum(seconds for name, seconds in record["seconds"].items() if "attention" in name)
     assert len(found) == 6
     assert sum(item.seconds for item in found) == pytest.approx(recorded, rel=0.05)
+
+
+def test_a_forward_that_checkpoints_costs_the_host_more_and_what_is_recomputed_what_a_forward_does(
+    tiny: dict[str, Any], traced: Callable[..., Stream], profile: Profile
+) -> None:
+    host = profile.host
+    assert host is not None
+    plain, recomputing = (traced(tiny, checkpoint=checkpoint) for checkpoint in ("none", "full"))
+
+    def costs(stream: Stream, chosen: Callable[[Op], bool]) -> set[float]:
+        timed = zip(stream.ops, device_work(stream, Run(), profile, host), strict=True)
+        return {one.host_seconds for op, one in timed if op.kind == "launch" and op.layer == 1 and chosen(op)}
+
+    [forward] = costs(plain, lambda op: op.phase == "forward")
+    [hooked] = costs(recomputing, lambda op: op.phase == "forward")
+    [again] = costs(recomputing, lambda op: op.is_recomputed)
+    assert hooked == pytest.approx(CHECKPOINTED * forward)
+    assert again == forward
