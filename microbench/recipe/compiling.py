@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.plans import TORCH_MODES, HostPlan
 from flopcast.microbench.recipe.training_step import TrainingStep, build
 
@@ -25,7 +26,7 @@ _LAUNCH = re.compile(
 )
 
 
-def compile_model(step: TrainingStep, mode: str) -> None:
+def compile_model(step: TrainingStep | InferenceStep, mode: str) -> None:
     """Compiles the step's model, but for mode "eager"."""
     if mode != "eager":
         compiled: Any = torch.compile(step.model, mode=TORCH_MODES[mode])

@@ -60,8 +60,9 @@ class StepPlan:
     "package.module:function" returns for this `batch`. `matmul` and `attention` name the kernels that run the products
     and the attention: "torch" and "sdpa" (what torch picks), or those that `patches` puts in their place. `fused`
     "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels. `phase` "prefill" or
-    "decode": not a step of training but one call with `context` tokens of each sequence (`recipe.inference`).
-    `parallel`: the layout over several GPUs, as `recipe.layout` reads it.
+    "decode": not a step of training but one call with `context` tokens of each sequence (`recipe.inference`);
+    `cache`: which of its CACHES, "auto" the one that `cache_kind` says. `parallel`: the layout over several GPUs, as
+    `recipe.layout` reads it.
     """
 
     name: str
@@ -82,6 +83,7 @@ class StepPlan:
     base_dtype: str = "auto"
     phase: str = "train"
     context: int = 0
+    cache: str = "auto"
     module: str = ""
     group: str = "ladder"
     mode: str = "eager"
@@ -101,6 +103,7 @@ class StepPlan:
         run += "" if self.finetune == "full" else f"/{self.finetune}"
         run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune == "lora" else ""
         run += "" if self.base_dtype == "auto" else f"/base-{self.base_dtype}"
+        run += "" if self.cache == "auto" else f"/{self.cache}"
         run += "" if self.parallel == "none" else f"/{self.parallel}"
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
@@ -142,6 +145,14 @@ class StepPlan:
 def _first(config: Mapping[str, Any], *names: str) -> Any:
     """The first of these fields that the config has: GPT-2 names its sizes differently."""
     return next((config[name] for name in names if name in config), None)
+
+
+def cache_kind(cache: str, mode: str) -> str:
+    """What `cache` stands for: "auto" is transformers' own choice, a cache that grows, and a static one where calls are
+    compiled, which a growing one would have compiled anew for every token."""
+    if cache != "auto":
+        return cache
+    return "dynamic" if mode == "eager" else "static"
 
 
 def weights_dtype(base_dtype: str, finetune: str, precision: str) -> str:

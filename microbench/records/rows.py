@@ -126,6 +126,7 @@ class Plan(TypedDict, total=False):
     base_dtype: str
     phase: str
     context: Count
+    cache: str
     module: str
     group: str
     mode: str

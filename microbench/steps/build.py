@@ -13,18 +13,20 @@ from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
 from flopcast.microbench.recipe.patches import attention_implementation
-from flopcast.microbench.recipe.plans import StepPlan, weights_dtype
+from flopcast.microbench.recipe.plans import StepPlan, cache_kind, weights_dtype
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep | InferenceStep:
     """Builds the plan's step on `device`, its model compiled in the plan's mode when it first runs. Raises what
     `training_step.build`, `build_module` and the factory raise."""
     if plan.phase != "train":
-        return build_inference(
+        step: training_step.TrainingStep | InferenceStep = build_inference(
             plan.config, device, phase=plan.phase, context=plan.context, batch=plan.batch, precision=plan.precision,
             attention=attention_implementation(plan.attention), base_dtype=plan.base_dtype,
+            cache=cache_kind(plan.cache, plan.mode),
         )  # fmt: skip
-    step = _eager(plan, device)
+    else:
+        step = _eager(plan, device)
     compile_model(step, plan.mode)
     return step
 

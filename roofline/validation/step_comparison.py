@@ -59,7 +59,7 @@ METHODS = ("roofline", "six_n", "torch")
 # The settings of a plan that have a column each.
 _SETTINGS = (
     "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "clip",
-    "finetune", "lora_rank", "lora_targets", "base_dtype", "phase", "context", "module", "mode",
+    "finetune", "lora_rank", "lora_targets", "base_dtype", "phase", "context", "cache", "module", "mode",
 )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ class StepComparison:
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
             "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}", "finetune": plan.finetune,
             "lora_rank": f"rank {plan.lora_rank}", "lora_targets": plan.lora_targets, "base_dtype": plan.base_dtype,
-            "mode": plan.mode, "phase": plan.phase,
+            "mode": plan.mode, "phase": plan.phase, "cache": f"{plan.cache} cache",
         }  # fmt: skip
         unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
         size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.context or plan.seq}"

@@ -49,7 +49,10 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
     and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models, "precisions"
-    for fp32, tf32, fp16 and experts in bf16. Of `mode` "compile" or "compile-graphs": compiled steps."""
+    for fp32, tf32, fp16 and experts in bf16. Of `mode` "compile" or "compile-graphs": compiled steps, of
+    "inference" its calls compiled."""
+    if mode != "eager" and name == INFERENCE:
+        return [replace(plan, mode=mode) for plan in _inference()]
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":

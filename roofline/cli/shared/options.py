@@ -16,6 +16,7 @@ from flopcast.roofline.cli.shared.completion import one_of, several_of
 from flopcast.roofline.stream.model.run import (
     ATTENTIONS,
     BASE_DTYPES,
+    CACHES,
     FUSED,
     MATMULS,
     MODES,
@@ -177,6 +178,14 @@ class RunOptions:
     context: Annotated[
         int, Option(help="Tokens per sequence of a call of inference: the prompt, or what the cache holds.")
     ] = Run.context
+    cache: Annotated[
+        str,
+        Option(
+            help="Cache of keys and values of a call of inference: dynamic (grows), static (has its places), or auto: "
+            "dynamic, and static where calls are compiled.",
+            autocompletion=one_of(CACHES),
+        ),
+    ] = Run.cache
     imbalance: Annotated[
         float,
         Option(

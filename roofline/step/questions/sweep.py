@@ -30,7 +30,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
                "mode": str, "matmul": str, "attention": str, "fused": str, "clip": float, "finetune": str,
                "lora_rank": int, "lora_targets": str, "base_dtype": str, "phase": str, "context": int,
-               "imbalance": float, "parallel": str, "nodes": int, "link": str}  # fmt: skip
+               "cache": str, "imbalance": float, "parallel": str, "nodes": int, "link": str}  # fmt: skip
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",

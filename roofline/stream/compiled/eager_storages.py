@@ -1,8 +1,8 @@
 """Which storages of the eager step's stream a compiled step's graphs take and return.
 
-A graph's inputs are matched to that stream's parameters, buffers and inputs, and the gradients that backward graphs
-return to its gradients, by their bytes: which of several equal ones is taken changes no time. They are the same ones in
-every micro-batch.
+A graph's inputs are matched to that stream's parameters, buffers, inputs and cache of keys and values, and the
+gradients that backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no
+time. They are the same ones in every micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EagerStorages:
     """A call of a graph is told by its place among a micro-batch's."""
 
     def __init__(self, eager: Stream) -> None:
-        self._existing = _by_bytes(eager, ("parameter", "buffer", "input"))
+        self._existing = _by_bytes(eager, ("parameter", "buffer", "input", "cache"))
         self._gradients = _by_bytes(eager, ("gradient",))
         self._taken: dict[tuple[int, str], int] = {}
         self._returned: dict[int, list[tuple[str, int]]] = {}

@@ -22,6 +22,7 @@ from flopcast.roofline.stream.compiled.launches import Graph, storage_bytes
 from flopcast.roofline.stream.compiled.layers import Stretch
 from flopcast.roofline.stream.compiled.op_writer import OpWriter
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_depth import BEGIN_CACHE
 
 MIDDLE = 1  # the layer that stands for several, in an eager stream of three
 _TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forward's results
@@ -59,17 +60,25 @@ class _Conversion:
         self._held: set[int] = set()  # results that the code between graphs holds while the forward runs
 
     def run(self, graphs: Sequence[Graph]) -> Stream:
+        self._before_the_model()
         for number in range(self.micro_batches):
             self.is_first = number == 0
             self._micro_batch(graphs)
         eager, written = self.eager, self.written
-        first, *others = [op for op in eager.ops if op.phase == "optimizer"]
-        first = first._replace(freed=tuple(dict.fromkeys((*written.freed, *first.freed))))
+        own = [op for op in eager.ops if op.phase == "optimizer"]  # none of a call of inference
+        if own:
+            own[0] = own[0]._replace(freed=tuple(dict.fromkeys((*written.freed, *own[0].freed))))
         meta = {**eager.meta, "mode": "compile", "repeated": self.repeated, "graphs": self.called}
         return Stream(
-            (*written.ops, first, *others), tuple(written.tensors), tuple(written.storages), eager.n_params,
+            (*written.ops, *own), tuple(written.tensors), tuple(written.storages), eager.n_params,
             eager.depth, meta,
         )  # fmt: skip
+
+    def _before_the_model(self) -> None:
+        """What a call of inference does before it calls the model: a prefill begins its cache anew."""
+        for op in self.eager.ops[:1]:
+            if op.name == BEGIN_CACHE:
+                self.written.ops.append(op)
 
     def _micro_batch(self, graphs: Sequence[Graph]) -> None:
         backward = {_number(graph): graph for graph in graphs if graph.is_backward}

@@ -33,14 +33,15 @@ COMPILER = 2
 
 Codes = MutableMapping[str, OutputCode]  # of modules
 _OF_RANKS = ("parallel", "rank", "optimizer", "accumulate")  # what is asked of a rank's step alone
+_OF_INFERENCE = ("phase", "context")
 
 
 def code_key(asked: Asked) -> str:
     """A hash of what the code depends on, except versions."""
     config = None if asked.config is None else relevant(asked.config)
     known = asdict(asked)
-    if not asked.parallel:
-        known = {name: value for name, value in known.items() if name not in _OF_RANKS}
+    left_out = (*(() if asked.parallel else _OF_RANKS), *(_OF_INFERENCE if asked.phase == "train" else ()))
+    known = {name: value for name, value in known.items() if name not in left_out}
     return hashlib.sha256(canonical_json({**known, "config": config}).encode()).hexdigest()[:20]
 
 

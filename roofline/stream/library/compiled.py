@@ -101,7 +101,7 @@ def asked_of(traced: Traced) -> Asked:
     gpu = {"capability": [int(part) for part in capability.split(".")], "sm_count": int(sm_count)}
     return Asked(
         batch=traced.batch, seq=traced.seq, precision=traced.precision, checkpoint=traced.checkpoint, mode=traced.mode,
-        gpu=gpu,
+        phase=traced.phase, context=traced.context, gpu=gpu,
     )  # fmt: skip
 
 
@@ -179,5 +179,5 @@ def _notes(code: OutputCode) -> list[str]:
     return [f"outside of the compiled graphs, and not in the forecast: {said}"]
 
 
-# By autograd, of gradients of the graphs' results: the stream has them.
-_MADE = ("ones_like", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "full", "full_like")
+# By autograd, of gradients of the graphs' results, and before a prefill: the stream has them.
+_MADE = ("ones_like", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "full", "full_like", "_foreach_zero_")

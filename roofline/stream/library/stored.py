@@ -26,7 +26,7 @@ READER = 4
 # Run options that are left out of the key at these values.
 _DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager",
              "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-             "phase": "train", "context": 0, "parallel": "none", "rank": 0}  # fmt: skip
+             "phase": "train", "context": 0, "cache": "dynamic", "parallel": "none", "rank": 0}  # fmt: skip
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",

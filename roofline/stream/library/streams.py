@@ -153,15 +153,16 @@ def has_bucket_each(traced: Traced) -> bool:
 def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
     once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
-    inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for ZeRO-1,
-    which divides the parameters of all layers among the ranks, for pipelines with a data-parallel part, which reduce
-    the gradients of all layers at the end, and for compiled steps of DistributedDataParallel."""
+    eager inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for
+    ZeRO-1, which divides the parameters of all layers among the ranks, for pipelines with a data-parallel part, which
+    reduce the gradients of all layers at the end, and for compiled steps of DistributedDataParallel."""
     is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
+    is_alike &= traced.phase == "train" or traced.mode != "eager"
     is_alike &= traced.layout.kind != "zero1" and not (traced.layout.pp > 1 and traced.layout.kind)
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
     is_alike &= traced.mode == "eager" or not traced.layout.reduces_gradients
     depth = depth_of(config) // traced.layout.pp
-    return depth >= folded_depth(traced) - 1 and is_alike and traced.phase == "train"
+    return depth >= folded_depth(traced) - 1 and is_alike
 
 
 def as_traced(traced: Traced) -> Traced:

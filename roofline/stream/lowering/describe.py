@@ -208,7 +208,8 @@ def _describe_attention(call: Call) -> Work:
     )
     variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, query.shape[-1])
     if query.shape[-2] == 1:  # of one token: it reads the cache, which no other attention's time says
-        decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}")
+        is_masked = len(_arguments(call, *range(3, len(tensor_places(call.args))))) > 0
+        decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}{'-masked' * is_masked}")
         return Work(call, "attention", decoding, (_log2(call.bytes), *features), call.bytes, flops)
     return Work(call, "attention", variant, features, call.bytes, flops * 5 // 2 if is_backward else flops, "sdpa")
 
@@ -295,6 +296,8 @@ def _moved_bytes(call: Call, name: str, op_class: str) -> int:
         return written
     if name == "copy_":
         return written + call.inputs[1].bytes
+    if name == "index_copy_":  # of what it writes to, the places of its source
+        return sum(o.bytes for o in call.inputs[1:]) + call.inputs[-1].bytes
     if name in ("embedding", "index", "index_select"):
         return 2 * written + sum(o.bytes for o in call.inputs[1:])
     if name == "nll_loss_forward":

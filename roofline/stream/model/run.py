@@ -40,6 +40,7 @@ OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafa
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 PHASES = ("train", "prefill", "decode")
+CACHES = ("auto", "dynamic", "static")
 FINETUNES = ("full", "lora")  # and last=N
 BASE_DTYPES = ("auto", "fp32", "bf16")
 MOST_RANK = 65536
@@ -70,6 +71,7 @@ class Traced:
     base_dtype: str = "auto"  # that of the precision: bf16 with precision bf16, else fp32
     phase: str = "train"
     context: int = 0
+    cache: str = "dynamic"
     parallel: str = ONE_GPU
     rank: int = 0
 
@@ -86,7 +88,8 @@ class Run:
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
-    `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
+    `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used;
+    `cache`: which cache of keys and values it has, by default transformers' own choice (`plans.cache_kind`).
     `imbalance`: of a model with experts the tokens of the fullest over the mean, with ep those of the fullest rank.
     `parallel`: how the step is laid out over several GPUs, as `Layout.parse` reads it; `batch` is a data-parallel
     rank's. They are evenly on `nodes` hosts, 0 for as few as hold HOST_GPUS each; `link` joins those of a host, by
@@ -110,6 +113,7 @@ class Run:
     base_dtype: str = "auto"
     phase: str = "train"
     context: int = 0
+    cache: str = "auto"
     imbalance: float = 1.0
     parallel: str = ONE_GPU
     nodes: int = 0
@@ -151,7 +155,7 @@ class Run:
                 "of the two"
             )
         valid = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "mode": MODES, "matmul": MATMULS,
-                 "attention": ATTENTIONS, "checkpoint": ("none", "full"), "fused": FUSED}  # fmt: skip
+                 "attention": ATTENTIONS, "checkpoint": ("none", "full"), "fused": FUSED, "cache": CACHES}  # fmt: skip
         for name, choices in valid.items():
             value = getattr(self, name)
             if value not in choices:
@@ -187,7 +191,6 @@ class Run:
             ("fused", "none", "compiled code fuses these operations itself, and leaves custom ones as they are"),
             ("matmul", "torch", "compiled code calls cuBLAS for its products"),
             ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
-            ("phase", "train", "compiled calls of inference are not modelled yet"),
             ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
             ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
             ("imbalance", 1.0, "experts run outside of compiled graphs"),
@@ -249,7 +252,14 @@ class Run:
         if self.phase == "train":
             if self.context:
                 raise UsageError(f"context {self.context} without a phase: give --phase prefill or decode with it")
+            if self.cache != Run.cache:
+                raise UsageError(f"cache {self.cache!r} without a phase: give --phase prefill or decode with it")
             return
+        if self.cache == "dynamic" and self.mode != "eager":
+            raise UsageError(
+                f"cache 'dynamic' with mode {self.mode!r}: it grows with every token, for which torch would compile "
+                "anew; use --cache static, or leave one of the two out"
+            )
         if not 1 <= self.context <= MOST["seq"]:
             raise UsageError(
                 f"context is {self.context}: phase {self.phase} needs --context, the tokens of a sequence, from 1 to "
@@ -306,12 +316,13 @@ class Run:
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
-        from flopcast.microbench.recipe.plans import weights_dtype  # which `flopcast --help` does without
+        from flopcast.microbench.recipe.plans import cache_kind, weights_dtype  # which `flopcast --help` does without
 
         usual = weights_dtype("auto", "full", self.precision)
         base = weights_dtype(self.base_dtype, self.finetune, self.precision)
         shared["seq"] = self.tokens_each
         shared["base_dtype"] = "auto" if base == usual else base
+        shared["cache"] = "dynamic" if self.phase == "train" else cache_kind(self.cache, self.mode)
         shared["parallel"] = str(self.layout) if self.is_parallel else ONE_GPU
         return Traced(**shared, device=device)
 

@@ -35,6 +35,9 @@ from flopcast.roofline.stream.ops.op_stream import (
     packet,
 )
 
+_HELD = ("parameter", "buffer", "cache")  # before a call of inference
+BEGIN_CACHE = "aten._foreach_zero_.default"  # by which a prefill begins a static cache of all layers anew
+
 
 def to_depth(stream: Stream, depth: int) -> Stream:
     """Returns the stream of the same model with `depth` layers.
@@ -99,6 +102,8 @@ class _Unfolding:
         ops = [self._copy(op, layer) for _, op, layer in placed]
         if any(op.waits for op in self.source.ops):
             ops = self._with_waits(ops, placed)
+        if "repeated" in meta:
+            self._hold_all()
         repeated = int(self.source.meta["layer_params"]) * more
         return replace(
             self.source,
@@ -127,6 +132,14 @@ class _Unfolding:
             for storage, role in enumerate(self._roles)
             if homes[storage] == self.middle
         }
+
+    def _hold_all(self) -> None:
+        """Adds what is held of the layers that no op refers to, as one compiled layer stands for several and an
+        inference has no optimizer."""
+        for index, storage in enumerate(self._storages):
+            if storage.kind in _HELD and storage.layer is not None:
+                for layer in self._layers_of(storage.layer):
+                    self._storage(index, layer)
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """Yields (number, op, the layer it stands for), with each run of the middle layer's ops repeated in order."""
@@ -356,8 +369,8 @@ def _placed_graphs(graphs: Sequence[tuple[str, int, int]], placed: Sequence[int]
 
 
 def _is_multi_tensor(op: Op) -> bool:
-    """Whether an op works on lists of all parameters, as the optimizer's calls do."""
-    return op.phase == "optimizer" and '"ts"' in op.args
+    """Whether an op works on lists of all layers' tensors, as the optimizer's calls do, and what begins a cache."""
+    return '"ts"' in op.args and (op.phase == "optimizer" or (op.name == BEGIN_CACHE and op.layer is None))
 
 
 def _op_roles(stream: Stream) -> list[tuple[int, int]]:

@@ -229,6 +229,8 @@ def _register_cache(recorder: Recorder, step: Any, kind: str = "cache") -> None:
     for tensor, layer in getattr(step, "cached", ()):
         if recorder.kind_of(tensor) == "activation":
             recorder.register(tensor, kind, layer)
+    for tensor, layer in getattr(step, "lengths", ()):
+        recorder.register(tensor, "buffer", layer)
 
 
 def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:

@@ -156,6 +156,7 @@ def trace(
     base_dtype: str = "auto",
     phase: str = "train",
     context: int = 0,
+    cache: str = "dynamic",
 ) -> Stream:
     """Traces one step of a transformers causal language model on fake tensors and returns its op stream: of training,
     or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
@@ -176,12 +177,12 @@ def trace(
         meta["base_dtype"] = base_dtype
     if phase != "train":
         meta |= {"phase": phase, "context": context, "optimizer": ""}
+        if cache != "dynamic":
+            meta["cache"] = cache
         with faking(device) as record:
             model = build_model(config, precision=precision, base_dtype=base_dtype).eval()
-            return record(
-                InferenceStep(model, torch.zeros((batch, seq), dtype=torch.int64), precision, device, phase, context),
-                meta,
-            )
+            ids = torch.zeros((batch, seq), dtype=torch.int64)
+            return record(InferenceStep(model, ids, precision, device, phase, context, cache_kind=cache), meta)
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with faking(device) as record:
             model = build_model(config, precision=precision, checkpoint=checkpoint, base_dtype=base_dtype)

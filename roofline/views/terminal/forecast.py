@@ -51,6 +51,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "rank": (run.lora_rank if run.finetune == "lora" else 0, 0),
         "adapters on": (run.lora_targets, "all-linear"),
         "weights in": (run.base_dtype, "auto"),
+        "cache": (run.cache, "auto"),
         "fullest expert": (f"{run.imbalance:g} x the mean", "1 x the mean"),
         "over": (run.parallel, "none"),
         "on hosts:": (run.hosts, 1),

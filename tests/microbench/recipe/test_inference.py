@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from flopcast.microbench.recipe.inference import InferenceStep, build_inference
+from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import time_step
 from flopcast.microbench.steps.run import run_steps
 from flopcast.microbench.timing.device import describe
@@ -52,6 +53,33 @@ def test_every_round_of_decodes_begins_with_the_same_cache(monkeypatch: pytest.M
     assert seen[1:] == [25, 26, 27] * 2
     assert min(*timing.step_seconds, *timing.host_seconds, *timing.forward_seconds) > 0
     assert set(timing.backward_seconds) == {0.0}
+
+
+def test_a_static_cache_stays_and_begins_anew_where_it_is_full() -> None:
+    step = build_inference(TINY, CPU, phase="decode", context=24, batch=2, cache="static")
+    step.refill()
+    first = [tensor.data_ptr() for tensor, _ in step.cached]
+    for _ in range(NEW_TOKENS):
+        step.run()
+    assert {int(length) for length, _ in step.lengths} == {24 + NEW_TOKENS}
+    step.run()
+    assert {int(length) for length, _ in step.lengths} == {25}
+    assert [tensor.data_ptr() for tensor, _ in step.cached] == first
+    assert held(step) == {24 + NEW_TOKENS}
+
+
+def test_a_compiled_call_has_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda model, mode: modes.append(mode) or model)
+    for mode, asked, kind in (("compile-graphs", "auto", "static"), ("eager", "auto", "dynamic"),
+                              ("eager", "static", "static")):  # fmt: skip
+        plan = replace(DECODE, mode=mode, cache=asked)
+        step = build_plan(plan, CPU)
+        assert isinstance(step, InferenceStep)
+        assert step.cache_kind == kind
+    assert modes == ["reduce-overhead"]
+    assert len({replace(DECODE, mode=mode, cache=cache).key for mode in ("eager", "compile") for cache in
+                ("auto", "static")}) == 4  # fmt: skip
 
 
 def test_calls_are_rows_like_steps(tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ def test_rows_say_what_was_run() -> None:
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
         "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0,
         "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-        "phase": "train", "context": 0, "module": "", "group": "ladder", "mode": "eager", "parallel": "none",
+        "phase": "train", "context": 0, "cache": "auto", "module": "", "group": "ladder", "mode": "eager",
+        "parallel": "none",
     }  # fmt: skip
     keys = {
         plan.key

@@ -11,7 +11,8 @@ MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A training step: `torch.compile(model)`, loss inside the model, backward and optimizer outside.
+    """A training step: `torch.compile(model)`, loss inside the model, backward and optimizer outside. With a `phase`
+    other than "train" a call of inference of `seq` tokens, with a static cache for `context` of them and more.
 
     The model is that of `config`, or what the factory `module` ("package.module:factory") returns for those of `sizes`
     that it has parameters for. `gpu` says of a GPU name, capability, sm_count, l2_bytes, memory_bytes, max_clock_mhz,
@@ -29,6 +30,8 @@ class Asked:
     precision: str = "autocast-bf16"
     checkpoint: str = "none"
     mode: str = "compile"
+    phase: str = "train"
+    context: int = 0
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cudnn: int = 91900
     parallel: str = ""

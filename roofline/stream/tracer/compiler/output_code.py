@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 from flopcast.roofline.stream.ops import op_stream
@@ -84,7 +85,10 @@ class Compiler:
                     step = _built(asked)
                     step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
                     is_built = True
-                    step.backward(step.forward())
+                    if isinstance(step, InferenceStep):
+                        step.run()
+                    else:
+                        step.backward(step.forward())
             except UsageError:
                 raise
             except Exception as fault:
@@ -131,14 +135,21 @@ _DDP = ("torch/nn/parallel/distributed.py", "torch/_dynamo/backends/distributed.
 _ADVICE = "make sure that torch.compile(model) runs where there is a GPU"
 
 
-def _built(asked: Asked) -> TrainingStep:
+def _built(asked: Asked) -> TrainingStep | InferenceStep:
     """Builds the step that is asked for, its tensors on the GPU; its optimizer, which is not compiled, is any."""
     from flopcast.roofline.stream.tracer.cuda_semantics import untraced
 
     with untraced(), torch.device("cuda", 0):
         if asked.config is not None:
             model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
-            batch: Any = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
+            ids = torch.zeros((asked.batch, asked.seq), dtype=torch.int64)
+            if asked.phase != "train":
+                call = InferenceStep(
+                    model.eval(), ids, asked.precision, "cuda", asked.phase, asked.context, cache_kind="static"
+                )
+                call.refill()  # the cache is there before the model is compiled
+                return call
+            batch: Any = causal_lm_batch(ids)
             return TrainingStep(model, (), batch, asked.precision, "cuda")
         model, batch, loss_fn = _made(asked)
         return build_module(

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import flopcast
-from flopcast.microbench.recipe.inference import InferenceStep
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep
 from flopcast.microbench.recipe.training_step import build_model
+from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import WITHOUT_GRADIENTS
 from flopcast.roofline.step.inference import memory_parts, turning_batch
@@ -37,25 +39,33 @@ def stream_of(config: dict[str, Any], phase: str, **run: Any) -> Stream:
     return get_stream(config, asked(phase, **run).traced_on("cuda"))
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_the_trace_is_what_this_processor_runs(phase: str, tiny: dict[str, Any], golden: ModuleType) -> None:
+def test_the_trace_is_what_this_processor_runs(
+    phase: str, cache: str, tiny: dict[str, Any], golden: ModuleType
+) -> None:
     model = build_model(tiny, precision="bf16").eval()
     ids = torch.randint(0, 512, (BATCH, CONTEXT if phase == "prefill" else 1))
-    real = record_step(InferenceStep(model, ids, "bf16", "cpu", phase, CONTEXT))
-    fake = trace(tiny, batch=BATCH, seq=ids.shape[1], precision="bf16", device="cpu", phase=phase, context=CONTEXT)
+    real = record_step(InferenceStep(model, ids, "bf16", "cpu", phase, CONTEXT, cache_kind=cache))
+    fake = trace(
+        tiny, batch=BATCH, seq=ids.shape[1], precision="bf16", device="cpu", phase=phase, context=CONTEXT, cache=cache
+    )
     assert golden.ops_of(fake) == golden.ops_of(real)
     assert cache_bytes(fake) == cache_bytes(real)
     assert {op.phase for op in fake.ops} == {"forward"}
 
 
-def test_a_decode_after_a_prefill_says_what_the_whole_prompt_says(tiny: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_decode_after_a_prefill_says_what_the_whole_prompt_says(cache: str, tiny: dict[str, Any]) -> None:
     """The recipe's calls are the model's: the cache that a prefill leaves, and one token more."""
     torch.manual_seed(0)
     model = build_model(tiny, precision="fp32").eval()
     ids = torch.randint(0, 512, (BATCH, CONTEXT + 1))
-    prefill = InferenceStep(model, ids[:, :-1], "fp32", "cpu", "prefill", CONTEXT)
+    prefill = InferenceStep(model, ids[:, :-1], "fp32", "cpu", "prefill", CONTEXT, cache_kind=cache)
     prefill.run()
-    decode = InferenceStep(model, ids[:, -1:], "fp32", "cpu", "decode", CONTEXT, cache=prefill.cache)
+    decode = InferenceStep(model, ids[:, -1:], "fp32", "cpu", "decode", CONTEXT, cache_kind=cache)
+    decode.refill()
+    decode.cache = prefill.cache
     whole = InferenceStep(model, ids, "fp32", "cpu", "prefill", CONTEXT + 1)
     torch.testing.assert_close(decode.run(), whole.run(), rtol=1e-4, atol=1e-4)
 
@@ -74,6 +84,31 @@ def test_a_decode_attends_to_its_cache_and_leaves_one_token_more(tiny: dict[str,
     # a growing cache is copied: of one layer at a time both are held
     used = peak_bytes(found)
     assert found.parameter_bytes + after < used < found.parameter_bytes + 1.5 * after + 2**16
+
+
+def test_a_static_cache_is_written_in_its_places_and_read_whole_under_a_mask(tiny: dict[str, Any]) -> None:
+    found = stream_of(tiny, "decode", cache="static")
+    places = CONTEXT + NEW_TOKENS
+    assert cache_bytes(found) == 2 * 3 * BATCH * 2 * places * 16 * 2
+    step = PricedStep(found, asked("decode", cache="static"), find_profile("nvidia-h200"))
+    written = [op for op in step.by_class["pointwise"] if op.work and "index_copy_" in str(op.work.variant)]
+    assert {op.bytes for op in written} == {BATCH * 2 * 16 * 2 * 2 + 8}, "one token's keys, read and written"
+    (attention, *_) = [op.work for op in step.by_class["attention"] if op.work is not None]
+    assert str(attention.variant) == "decode|bf16|d16-masked"
+    query, keys, *_ = attention.shape.inputs  # type: ignore[union-attr]
+    assert keys.shape == (BATCH, query.shape[1], places, 16), "repeated for every head, as under a mask"
+    assert "masked" in " ".join(step.warnings), "no GPU has measured it"
+
+
+def test_which_cache_a_mode_has() -> None:
+    assert asked("decode").traced_on("cuda").cache == "dynamic"
+    assert asked("decode", mode="compile").traced_on("cuda 9.0 132").cache == "static"
+    for wrong, words in (({"mode": "compile", "cache": "dynamic"}, "grows with every token"),
+                         ({"cache": "paged"}, "auto, dynamic, static")):  # fmt: skip
+        with pytest.raises(UsageError, match=words):
+            asked("decode", **wrong)
+    with pytest.raises(UsageError, match="without a phase"):
+        Run(cache="static").check()
 
 
 def test_a_prefill_computes_the_logits_of_the_last_token(tiny: dict[str, Any]) -> None:

@@ -72,12 +72,20 @@ def test_a_process_that_compiles_several_gives_the_code_of_each(qwen3: OutputCod
     asked = Asked(config=QWEN3, batch=4, seq=256)
     other = replace(asked, config={**QWEN3, "hidden_size": 192, "num_hidden_layers": 1}, mode="compile-graphs")
     with compilers({}, asked.cudnn, 1) as submit:
-        refused, first, found = [submit(one) for one in (replace(asked, module="no:such", config=None), other, asked)]
+        token = replace(other, batch=2, seq=1, phase="decode", context=32, precision="bf16")
+        refused, first, decode, found = [
+            submit(one) for one in (replace(asked, module="no:such", config=None), other, token, asked)
+        ]
         with pytest.raises(UsageError, match="'no:such'"):
             refused.result()
         assert read_output_code(found.result().text) == read_output_code(qwen3.text)
         assert replace(found.result(), graphs=()) == replace(qwen3, graphs=())
         assert len(first.result().text) < len(qwen3.text)
+        called = decode.result()
+        ((graph,), (captured,)) = read_output_code(called.text), read_output_code(called.text)[0].captured
+        assert (called.breaks, called.waits, called.outside) == ((), (), {})
+        assert (graph.label, captured) == ("0_inference", (0, len(graph.launches)))
+        assert sum(launch.kind is Kind.PRODUCT for launch in graph.launches) == 8, "of a layer, and the logits"
 
 
 def test_products_have_operands_in_bf16_on_the_gpu(qwen3: OutputCode) -> None:
