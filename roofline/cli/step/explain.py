@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Context, Option
 
+from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
+from flopcast.roofline.cli.shared.options import (
+    AsJson,
+    Gpu,
+    Host,
+    ModelOptions,
+    PriceOptions,
+    RunOptions,
+    Theme,
+    refuse_unused,
+)
 from flopcast.roofline.cli.step.asked import asked_step, stream_of_config
 
 if TYPE_CHECKING:
     from flopcast.roofline.step.questions.side_by_side import Side
+    from flopcast.roofline.stream.model.run import Run
+    from flopcast.roofline.stream.ops.op_stream import Stream
 
 
 def explain(
@@ -23,6 +36,11 @@ def explain(
     run: RunOptions,
     host: Host = None,
     price: PriceOptions,
+    out: Annotated[
+        Path | None,
+        Option(help="Figure of a call of inference: its roofline over batches. FILE.png or FILE.svg. Takes seconds."),
+    ] = None,
+    theme: Theme = None,
     as_json: AsJson = False,
     what_if: Annotated[
         bool, Option("--what-if", help="Trace the alternatives whose op stream is not at hand. Takes seconds each.")
@@ -38,13 +56,25 @@ def explain(
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
     from flopcast.roofline.step.questions import alternatives, modes
+    from flopcast.roofline.step.questions.call_roofline import call_roofline
     from flopcast.roofline.step.questions.experts import experts_of
     from flopcast.roofline.step.questions.explain import explain_step
     from flopcast.roofline.step.questions.precisions import precisions_of
-    from flopcast.roofline.stream.library.streams import is_at_hand
+    from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+    from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.explain import print_explanation
 
     asked = asked_step(typed, model, run)
+    if out is None:
+        refuse_unused("without --out: it says how the figure is drawn", {"theme": theme})
+    elif asked.run.phase == "train" or asked.config is None:
+        raise UsageError("--out draws the roofline of a config's call of inference: give --phase prefill or decode")
+    else:
+        from flopcast.roofline.base.csv_files import check_writable
+        from flopcast.roofline.views.figures.file import check_figure
+
+        check_figure(out, theme or "light")
+        check_writable(out)
     profile = find_profile(gpu)
     priced = price_of(profile, price)
     feeding = find_host(host)
@@ -63,13 +93,36 @@ def explain(
         if not ran.is_parallel:  # which are eager
             in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
         experts = experts_of(step, asked.config, partial(stream_of_config, device=profile.device, trace=trace))
+        calls = None
+        if asked.config is not None and ran.phase != "train":
+            # compiled ones of other batches only where they are at hand: each takes a minute
+            trace_calls = ran.mode == "eager" and (what_if or out is not None)
+
+            def stream_of(run: Run) -> Stream | None:
+                traced = run.traced_on(device)
+                if not trace_calls and not is_at_hand(asked.config or {}, traced, vary="batch"):
+                    return None
+                return get_stream(asked.config or {}, traced, vary="batch")
+
+            calls = call_roofline(step, stream_of)
     profile_cache.keep(profile)
+    if out is not None:
+        from flopcast.roofline.views.figures.anatomy import calls_figure
+        from flopcast.roofline.views.figures.colours import THEMES
+        from flopcast.roofline.views.figures.file import save
+
+        figure = calls_figure(calls, theme=THEMES[theme or "light"]) if calls is not None else None
+        if figure is None:
+            raise UsageError(f"--out: {profile.gpu} has no roofs of precision {ran.precision} to draw")
+        save(figure, out)
+        say(f"wrote {out}")
     if as_json:
         emit({
             **found.to_json(), "alternatives": [a.to_json() for a in would_help],
             "modes": in_modes and in_modes.to_json(),
             **({"precisions": [p.to_json(in_precisions[0].forecast) for p in in_precisions]} if precisions else {}),
             **({"experts": [one.to_json(found.forecast) for one in experts]} if experts else {}),
+            **({"calls": calls.to_json()} if calls is not None else {}),
         })  # fmt: skip
     else:
-        print_explanation(found, would_help, ran, in_modes, experts, in_precisions)
+        print_explanation(found, would_help, ran, in_modes, experts, in_precisions, calls)

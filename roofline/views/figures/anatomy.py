@@ -1,19 +1,42 @@
-"""Draws the parts of a step: device time by class, with host and step time, over width and over batch."""
+"""Draws the parts of a step: device time by class, with host and step time, over width and over batch; and calls of
+inference below the roofs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import hypot, log10
 from typing import TYPE_CHECKING, Literal
 
-from flopcast.roofline.base.units import count
+from flopcast.roofline.base.units import count, ms, rate, scale, short_name
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.views.figures.canvas import Figure, Layer, Sheet, finish, new_sheet, styled
-from flopcast.roofline.views.figures.colours import CLASS_COLOURS, CLASS_LABELS, INK, RED
+from flopcast.roofline.views.figures.canvas import (
+    Figure,
+    Layer,
+    Sheet,
+    finish,
+    halo,
+    legend_below,
+    new_sheet,
+    plain_log,
+    styled,
+)
+from flopcast.roofline.views.figures.colours import (
+    BLUE,
+    CARD,
+    CLASS_COLOURS,
+    CLASS_LABELS,
+    GREY,
+    INK,
+    LIGHT,
+    RED,
+    Theme,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from flopcast.roofline.step.forecast import Forecast
+    from flopcast.roofline.step.questions.call_roofline import Call, CallRoofline
 from flopcast.roofline.step.forecast import tokens_of, width_of
 
 
@@ -172,3 +195,88 @@ def _same_run(row: StepComparison, found: Forecast) -> bool:
     """Whether a real step ran what `found` forecasts, so that its own forecast is the same number."""
     forecast = row.step.forecast or 0.0
     return row.n_params == found.n_params and abs(forecast / found.step_seconds - 1) < 1e-9
+
+
+@styled
+def calls_figure(found: CallRoofline, *, theme: Theme = LIGHT) -> Figure | None:
+    """FLOP/s of prefills and decodes against FLOPs per byte, below the roofs, points named by their batch. None without
+    calls."""
+    if not found.calls:
+        return None
+    sheet = new_sheet(5.2)
+    (ax,) = sheet.axes
+    ink, grey = theme.of(INK), theme.of(GREY)
+    by, unit = scale(found.roofs.matrix, "FLOP/s")
+    matrix, bandwidth = found.roofs
+    ridge = matrix / bandwidth
+    left = min(ridge, *(call.intensity for call in found.calls)) / 2.5
+    right = max(ridge, *(call.intensity for call in found.calls)) * 3
+    ax.plot([left, ridge, right], [left * bandwidth / by, matrix / by, matrix / by], color=ink, lw=1.9,
+            ls="-" if found.basis == "measured" else (0, (5, 2)))  # fmt: skip
+    ax.axvline(ridge, color=grey, lw=1.0, ls=(0, (1, 2)))
+    at = left * 1.3
+    sheet.label_along(
+        ax,
+        (at, at * bandwidth / by * 1.05),
+        (2 * at, 2 * at * bandwidth / by * 1.05),
+        f"memory {rate(bandwidth, 'B/s')}",
+    )
+    ax.text(right / 1.1, matrix / by * 1.2, f"matrix units {rate(matrix, 'FLOP/s')}", ha="right", fontsize=8.2,
+            path_effects=halo())  # fmt: skip
+    for phase, colour, marker in (("decode", theme.of(BLUE), "o"), ("prefill", theme.of(RED), "s")):
+        own = [call for call in found.calls if call.phase == phase]
+        if not own:
+            continue
+        xs, ys = [call.intensity for call in own], [call.flops_per_second / by for call in own]
+        ax.plot(xs, ys, color=colour, lw=0.9, alpha=0.6)
+        tips = [_call_tip(call) for call in own]
+        sheet.scatter(ax, xs, ys, tips, s=34, marker=marker, color=[colour if c.fits else "none" for c in own],
+                      edgecolors=colour, linewidths=1.2, zorder=4, label=phase)  # fmt: skip
+        offset, ha = ((7, -3), "left") if phase == "decode" else ((-7, -3), "right")
+        for names, x, y, is_asked in _named(own, xs, ys):
+            weight = "bold" if is_asked else "normal"
+            ax.annotate(names, (x, y), offset, textcoords="offset points", ha=ha, fontsize=8.0,
+                        fontweight=weight, color=colour, path_effects=halo())  # fmt: skip
+    if found.turning_batch is not None:
+        ax.plot([ridge], [matrix / by], ls="", marker="D", ms=6, mfc=theme.of(CARD), mec=ink, zorder=5)
+        ax.annotate(f"decodes turn at {found.turning_batch:,.0f}", (ridge, matrix / by), (-9, 4), ha="right",
+                    textcoords="offset points", fontsize=8.2, color=ink, path_effects=halo())  # fmt: skip
+    ax.set(xscale="log", yscale="log", xlim=(left, right))
+    ax.set_xlabel("FLOP per byte (products' weights and cache, once each)")
+    ax.set_ylabel(f"{unit} while kernels run; points named by batch")
+    ax.set_ylim(min(call.flops_per_second for call in found.calls) / by / 2.5, matrix / by * 2.2)
+    plain_log(ax, "x", (1.0, 3.0))
+    plain_log(ax, "y", (1.0,))
+    legend_below(ax, ax.get_legend_handles_labels()[0], 0.16)
+    context = found.calls[0].context
+    ax.set_title(f"{short_name(found.gpu)}, context {context:,}, {found.mode}: {found.turns}", fontsize=8.8, loc="left",
+                 wrap=True)  # fmt: skip
+    caption = (
+        "Calls below the roofs: a decode of more sequences reads the weights once for all of them, and each sequence's "
+        "cache; hollow: it does not fit into the memory. Bold: the call that was asked for."
+    )
+    alt = f"Roofline of prefill and decode: {found.turns}. " + " ".join(f"{_call_tip(call)}." for call in found.calls)
+    return finish(sheet, "calls", "Roofline of prefill and decode", caption, alt, f"{found.gpu} {found.basis}")
+
+
+_NEAR = 0.12  # decades, as wide as a name: points nearer to each other share one
+
+
+def _named(calls: Sequence[Call], xs: Sequence[float], ys: Sequence[float]) -> list[tuple[str, float, float, bool]]:
+    """Names of points by their batches, and where they stand: decodes of many sequences lie together where the cache is
+    most of what is read."""
+    found: list[tuple[str, float, float, bool]] = []
+    for call, x, y in zip(calls, xs, ys, strict=True):
+        if found and hypot(log10(x / found[-1][1]), log10(y / found[-1][2])) < _NEAR:
+            names, *_, is_asked = found.pop()
+            found.append((f"{names}, {call.batch:,}", x, y, is_asked or call.is_asked))
+        else:
+            found.append((f"{call.batch:,}", x, y, call.is_asked))
+    return found
+
+
+def _call_tip(call: Call) -> str:
+    return (
+        f"{call.phase} of {call.batch} x {call.context:,}: {ms(call.device_seconds)} ms of kernels, "
+        f"{call.roof_seconds / call.device_seconds:.0%} of the roof, {call.bound}-bound by it"
+    )

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, byte_size, gigabytes, ms, percent, share, three_digits
+from flopcast.roofline.base.units import NONE, byte_size, gigabytes, ms, percent, rate, share, three_digits
 from flopcast.roofline.views.terminal.console import console, print_table, say, warn
 from flopcast.roofline.views.terminal.forecast import step_words
 from flopcast.roofline.views.terminal.side_by_side import print_sides
@@ -14,6 +14,7 @@ from flopcast.roofline.views.terminal.side_by_side import print_sides
 if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.step.questions.alternatives import Advice
+    from flopcast.roofline.step.questions.call_roofline import CallRoofline
     from flopcast.roofline.step.questions.explain import Explanation
     from flopcast.roofline.step.questions.modes import Modes, ModeStep
     from flopcast.roofline.step.questions.side_by_side import Side
@@ -31,6 +32,7 @@ def print_explanation(
     modes: Modes | None = None,
     experts: Sequence[Side] = (),
     precisions: Sequence[Side] = (),
+    calls: CallRoofline | None = None,
 ) -> None:
     """Prints tables on stdout and the forecast's warnings on stderr."""
     from flopcast.roofline.step.questions.explain import COUNTED
@@ -53,6 +55,8 @@ def print_explanation(
         print_sides(precisions, "The step in each precision", "precision")
     if experts:
         print_sides(experts, "What the experts cost", "experts", with_warnings=False)
+    if calls is not None:
+        _print_calls(calls)
     _print_advice(advice, step.unit)
     warn(step.warnings)
 
@@ -168,6 +172,32 @@ def _mode_lines(known: Sequence[ModeStep], unit: str) -> list[tuple[str, Callabl
             (f"$ per million {unit}", lambda one: NONE if (usd := one.usd_per_million) is None else three_digits(usd))
         )
     return lines
+
+
+def _print_calls(calls: CallRoofline) -> None:
+    rows = [
+        [f"{call.phase} of {call.batch}{' (asked)' * call.is_asked}", three_digits(call.flops / 1e9),
+         byte_size(call.bytes), three_digits(call.intensity), call.bound, ms(call.roof_seconds),
+         ms(call.device_seconds), share(call.roof_seconds / call.device_seconds), "" if call.fits else "does not fit"]
+        for call in calls.calls
+    ]  # fmt: skip
+    columns = (
+        "call",
+        "GFLOPs",
+        "least moved",
+        "FLOP/byte",
+        "roof",
+        "at the roof, ms",
+        "kernels, ms",
+        "of the roof",
+        "",
+    )
+    title = (
+        f"Roofline of calls, context {calls.calls[0].context:,}: {rate(calls.roofs.matrix, 'FLOP/s')} sustained, "
+        f"{rate(calls.roofs.bandwidth, 'B/s')}"
+    )
+    more = f"By the roofline {calls.turns}. Least moved: the products' weights and the cache, once each."
+    print_table(title, columns, rows, more)
 
 
 def _print_advice(advice: Sequence[Advice], unit: str) -> None:

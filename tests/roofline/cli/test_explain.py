@@ -162,3 +162,30 @@ def test_explain_of_a_shipped_stream_loads_no_torch() -> None:
         "sys.exit(bool({'torch', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+def test_the_roofline_of_calls_is_told_and_drawn(flopcast: Run, tmp_path: Path) -> None:
+    call = (
+        "explain",
+        *H200,
+        "--width",
+        "128",
+        "--depth",
+        "2",
+        "--vocab",
+        "512",
+        "--phase",
+        "decode",
+        "--context",
+        "64",
+    )
+    code, out, _ = flopcast(*call, "--out", tmp_path / "calls.png", "--json")
+    calls = json.loads(out)["calls"]
+    assert (code, calls["turning_batch"]) == (0, None)
+    assert {"decode", "prefill"} == {one["phase"] for one in calls["calls"]}
+    assert (tmp_path / "calls.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = flopcast(*call)
+    assert code == 0
+    assert "no batch makes a decode matrix-bound" in " ".join(out.split())
+    code, _, err = flopcast(*STEP, "--out", tmp_path / "calls.png")
+    assert (code, "--phase prefill or decode" in err) == (2, True)
