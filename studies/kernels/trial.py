@@ -329,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if time.monotonic() - began > options.budget:
                     print(f"the budget is used up before {case.name}", file=sys.stderr)
                     break
+                torch.cuda.synchronize()  # the operands were made on another stream
                 with torch.cuda.stream(timer.stream):
                     ways, rows = sound(case)
                     rows = finished(case, rows, timed(ways, timer))

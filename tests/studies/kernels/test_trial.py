@@ -1,0 +1,48 @@
+"""A trial of new kernels: what it counts, and that a wrong or refused way is a row without a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flopcast.kernels import documents
+from flopcast.kernels.attention_config import from_key
+from flopcast.kernels.shapes import Attention
+from studies.kernels import trial
+
+
+@pytest.mark.parametrize(("window", "mean"), [(5, 0), (0, 8), (3, 8), (0, 0)])
+def test_pairs_are_those_of_the_mask(window: int, mean: int) -> None:
+    shape = Attention(batch=1, heads=2, kv_heads=1, seq=50, head_dim=64, window=window)
+    spans = None
+    if mean:
+        lengths = trial.lengths_of(50, mean)
+        assert sum(lengths) == 50
+        assert min(lengths) >= 1
+        spans = documents.from_ids(torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None])
+    mask = trial.additive(shape, spans, "cpu")
+    assert trial.pairs_seen(shape, spans) == int((mask == 0).sum())
+
+
+def test_a_wrong_way_and_a_refused_one_are_rows_without_a_time() -> None:
+    def refuse() -> trial.Way:
+        raise NotImplementedError("no such kernel")
+
+    def check(way: str, out: float) -> tuple[float, float]:
+        return abs(out - 1.0), 0.1
+
+    ways = {"right": lambda: lambda: 1.05, "wrong": lambda: lambda: 2.0, "refused": refuse}
+    case = trial.Case("fp8", "case", 1e12, ways, check, "right")
+    sound, rows = trial.sound(case)
+    assert list(sound) == ["right"]
+    rows = trial.finished(case, rows, {"right": [2e-3, 1e-3, 3e-3]})
+    assert [row["status"] for row in rows] == ["ok", "incorrect", "NotImplementedError: no such kernel"]
+    assert rows[0]["seconds"] == 2e-3
+    assert rows[0]["tflops"] == pytest.approx(500.0)
+    assert all("seconds" not in row for row in rows[1:])
+    assert "2000.0 us" in trial.said(rows[0])
+
+
+@pytest.mark.parametrize("key", ["hopper/64x128/w4s3/skip", "hopper/128x128/w4s2/single/l2-16/delta"])
+def test_the_variants_have_keys(key: str) -> None:
+    assert from_key(key).key == key
