@@ -119,13 +119,15 @@ def _clean(device: str) -> None:
 def _built(session: Any, plan: StepPlan) -> Any:
     import torch
 
+    from flopcast.microbench.recipe.compiling import forget
     from flopcast.microbench.recipe.parallel_step import build_parallel, mesh_of
 
     layout, device = Layout.parse(plan.parallel), session.device.type
+    forget(plan.mode)
     torch.manual_seed(session.rank if layout.tp == 1 else 0)
     step = build_parallel(
         plan.config, layout, mesh_of(layout, device), device, batch=plan.batch, seq=plan.seq, precision=plan.precision,
-        optimizer=plan.optimizer, accumulate=plan.accumulate, checkpoint=plan.checkpoint,
+        optimizer=plan.optimizer, accumulate=plan.accumulate, checkpoint=plan.checkpoint, mode=plan.mode,
     )  # fmt: skip
     step.warm_up()
     return step

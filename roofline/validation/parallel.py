@@ -36,15 +36,17 @@ MICRO_BATCHES = 2  # of a pipeline, per stage
 SUITES = tuple(_MODELS)
 
 
-def parallel_plans(layouts: Sequence[str], suite: str) -> list[StepPlan]:
-    """The steps that `validate --parallel` runs: all models of the suite in each layout. Raises UsageError for a layout
-    that is none."""
+def parallel_plans(layouts: Sequence[str], suite: str, mode: str = "eager") -> list[StepPlan]:
+    """The steps that `validate --parallel` runs: all models of the suite in each layout and this mode. Raises
+    UsageError for a layout that is none, or not modelled in this mode."""
     if suite not in _MODELS:
         raise UsageError(f"--suite {suite} with --parallel: valid are {', '.join(SUITES)}")
     found = []
     for text in layouts:
         layout = Layout.parse(text)
         layout.check_built()
+        if mode != Run.mode:
+            Run(parallel=text, mode=mode).check()
         for name, batch, seq in _MODELS[suite]:
             config = make_config(width=_OWN[name][0], depth=_OWN[name][1]) if name in _OWN else load_config(name)
             if layout.ep > 1:
@@ -52,7 +54,8 @@ def parallel_plans(layouts: Sequence[str], suite: str) -> list[StepPlan]:
             micro = MICRO_BATCHES * layout.pp if layout.pp > 1 else 1
             found.append(StepPlan(
                 name=name, config=config, batch=max(batch // 2, 1) if micro > 1 else batch, seq=seq,
-                optimizer="adamw-fused", accumulate=micro, parallel=str(layout), group="parallel",
+                optimizer="adamw-fused", accumulate=micro, parallel=str(layout), mode=mode,
+                group="parallel",
             ))  # fmt: skip
     return list({plan.key: plan for plan in found}.values())
 
@@ -117,7 +120,7 @@ class ParallelComparison:
         record: dict[str, Any] = {
             "name": plan.name, "parallel": plan.parallel, "num_gpus": self.num_gpus, "batch": plan.batch,
             "seq": plan.seq, "accumulate": plan.accumulate, "optimizer": plan.optimizer, "precision": plan.precision,
-            "bound": self.bound or None,
+            "mode": plan.mode, "bound": self.bound or None,
         }  # fmt: skip
         for name in PARTS:
             part = self.parts.get(name, Part())
@@ -191,7 +194,7 @@ def run_of(plan: StepPlan, nodes: int = 1) -> Run:
     """How a plan's step is run."""
     return Run(
         batch=plan.batch, seq=plan.seq, precision=plan.precision, optimizer=plan.optimizer, accumulate=plan.accumulate,
-        checkpoint=plan.checkpoint, parallel=plan.parallel, nodes=nodes,
+        checkpoint=plan.checkpoint, mode=plan.mode, parallel=plan.parallel, nodes=nodes,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               all of them
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
+    ... --mode compile                                                      compiled steps
 
 All steps are timed first, since a process that has used the profiler launches slower ever after; then each is built
 again and profiled. OUT gets NAME.rankN.json.gz per step and rank, of the fields of `Measured`, written anew as each
@@ -25,6 +26,7 @@ import torch.distributed as dist
 
 from flopcast.errors import FlopcastError
 from flopcast.microbench.ranks.measure import Kernel, profile_rank, time_rank
+from flopcast.microbench.recipe.compiling import forget
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, build_parallel, mesh_of
 from flopcast.microbench.recipe.pipeline_step import PipelineStep
@@ -45,12 +47,14 @@ class Step:
     seq: int
     optimizer: str = "adamw-fused"
     accumulate: int = 1
+    mode: str = "eager"
 
     @property
     def name(self) -> str:
         layout = self.layout.replace("={n}", "").replace(":", "-")
         micro = f"-x{self.accumulate}" if self.accumulate > 1 else ""
-        return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}"
+        mode = "" if self.mode == "eager" else f"-{self.mode}"
+        return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}{mode}"
 
 
 @dataclass(frozen=True)
@@ -125,12 +129,27 @@ STEPS = (
 )
 
 
+# Compiled steps, which `--mode compile` runs in place of the others.
+COMPILED = (
+    *(Step("qwen3-0.6b", f"{kind}={{n}}", 4, 1024, mode="compile") for kind in ("ddp", "fsdp", "zero1", "zero2")),
+    Step("w2048-d3-v32000", "ddp={n}", 8, 1024, mode="compile"),
+    Step("w2048-d3-v32000", "fsdp={n}", 8, 1024, "adamw", mode="compile"),
+    Step("llama-3.2-1b", "ddp={n}", 4, 1024, mode="compile"),
+    Step("llama-3.2-1b", "fsdp={n}", 4, 2048, mode="compile"),
+    Step("qwen3-0.6b", "ddp={n}", 4, 256, mode="compile"),
+    Step("qwen3-0.6b", "fsdp={n}", 4, 256, mode="compile"),
+    Step("qwen3-0.6b", "ddp={n}", 2, 1024, accumulate=4, mode="compile"),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 1024, mode="compile"),
+)
+
+
 def built(step: Step) -> ParallelStep | PipelineStep:
     layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
+    forget(step.mode)
     torch.manual_seed(dist.get_rank() if layout.world == layout.data else 0)
     made = build_parallel(
         MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", batch=step.batch, seq=step.seq,
-        optimizer=step.optimizer, accumulate=step.accumulate,
+        optimizer=step.optimizer, accumulate=step.accumulate, mode=step.mode,
     )  # fmt: skip
     made.warm_up()
     return made
@@ -185,9 +204,11 @@ def run_all(out: Path, steps: list[Step]) -> int:
 def options_of(parser: argparse.ArgumentParser) -> tuple[Path, list[Step]]:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="kinds of layout, with commas between")
+    parser.add_argument("--mode", choices=("eager", "compile"), default="eager")
     options = parser.parse_args()
+    steps = STEPS if options.mode == "eager" else COMPILED
     wanted = options.only.split(",") if options.only else []
-    return options.out, [step for step in STEPS if not wanted or step.layout.partition("=")[0] in wanted]
+    return options.out, [step for step in steps if not wanted or step.layout.partition("=")[0] in wanted]
 
 
 def main() -> None:

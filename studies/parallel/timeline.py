@@ -67,13 +67,13 @@ class Timed:
 def run_of(step: Step, ranks: int = 2) -> Run:
     return Run(
         batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate,
-        parallel=step.layout.format(n=ranks),
+        parallel=step.layout.format(n=ranks), mode=step.mode,
     )  # fmt: skip
 
 
 @cache
 def stream_of(step: Step) -> Stream:
-    return get_stream(MODELS[step.model], run_of(step).traced_on("cuda"))
+    return get_stream(MODELS[step.model], run_of(step).traced_on("cuda" if step.mode == "eager" else "cuda 9.0 132"))
 
 
 def run_host() -> HostCosts:

@@ -90,13 +90,11 @@ def validate(
         )
     if parallel or (steps_from is not None and _is_parallel(steps_from)):
         refuse_unused(
-            "with steps on several GPUs",
-            {"only_estimates": only_estimates, "estimates_from": estimates_from,
-             "mode": mode if mode != Run.mode else None},
-        )  # fmt: skip
+            "with steps on several GPUs", {"only_estimates": only_estimates, "estimates_from": estimates_from}
+        )
         _validate_parallel(
             parallel or [], gpu, device, suite or "quick", out, steps_from, retry=("oom", "error") if retry else (),
-            budget=budget, run_only=run_only, any_gpu=any_gpu, as_json=as_json,
+            budget=budget, run_only=run_only, any_gpu=any_gpu, as_json=as_json, mode=mode,
         )  # fmt: skip
         return
     suite = suite or "quick"
@@ -168,6 +166,7 @@ def _validate_parallel(
     run_only: bool,
     any_gpu: bool,
     as_json: bool,
+    mode: str,
 ) -> None:
     """Runs steps on several GPUs and compares them, or only one of the two. Of several processes that a launcher
     started the first one compares."""
@@ -186,7 +185,7 @@ def _validate_parallel(
     if steps_from is None:
         if budget is not None and not budget >= 0:
             raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
-        plans = parallel_plans(layouts, suite)
+        plans = parallel_plans(layouts, suite, mode)
         with resumable(folder):
             speaks = run_parallel_steps(plans, folder, device, retry=retry, budget=budget)
         if not speaks:
