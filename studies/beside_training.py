@@ -2,7 +2,7 @@
 
     python -m studies.beside_training OUT hosts   what Python their steps run, by tiny models
     python -m studies.beside_training OUT kernels SUITE   a suite's cases, without the ceilings
-    python -m studies.beside_training OUT steps SUITE [--from N] [--to M] [--rounds R] [--budget S]
+    python -m studies.beside_training OUT steps SUITE [--from N] [--to M] [--rounds R] [--budget S] [--mode M]
 
 SUITE is inference, fine-tune, images or precisions. Each appends to OUT, which `flopcast fit` and `flopcast validate
 --steps-from` read, and goes on where it was stopped.
@@ -25,6 +25,7 @@ from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.policy import POLICIES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
+from flopcast.roofline.stream.model.run import MODES
 from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, PRECISIONS, validation_plans
 from studies.command import parser_of
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--to", type=int, help="number of the step to end before")
     parser.add_argument("--budget", type=float, help="seconds after which nothing is begun")
     parser.add_argument("--rounds", type=int, default=5, help="rounds in which steps are timed")
+    parser.add_argument("--mode", choices=MODES, default="eager", help="how steps run; others than eager: of inference")
     asked = parser.parse_args()
     if asked.part != "hosts" and asked.suite is None:
         parser.error(f"{asked.part} of which suite: {', '.join(SUITES)}")
@@ -51,7 +53,7 @@ def main() -> None:
         elif asked.part == "kernels":
             kernels(recorder, device, asked.suite, asked.budget)
         else:
-            plans = validation_plans(device.type, asked.suite)[asked.first : asked.to]
+            plans = validation_plans(device.type, asked.suite, asked.mode)[asked.first : asked.to]
             host = host_plan(device.type)
             print(run_steps(
                 plans, device=device, recorder=recorder, host=host, budget_seconds=asked.budget, rounds=asked.rounds

@@ -28,6 +28,7 @@ from flopcast.roofline.stream.ops.to_micro_batches import times_run
 from flopcast.roofline.stream.tracer.compiler.asked import OutputCode
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace
+from flopcast.roofline.validation.step_plans import validation_plans
 
 HERE = Path(__file__).parent
 BATCH, CONTEXT, DEPTH = 2, 40, 3
@@ -124,3 +125,9 @@ def test_notes_name_what_else_runs_outside() -> None:
     other = replace(code("prefill", 3), outside={"aten._foreach_zero_": 1, "aten.cumsum": 2})
     found = stream_of([code("prefill", 2), other], eager("prefill"), "compile", is_folded=True)
     assert found.meta["notes"] == ["outside of the compiled graphs, and not in the forecast: 2 aten.cumsum"]
+
+
+def test_the_calls_that_validate_runs_are_run_compiled_too() -> None:
+    calls, compiled_calls = (validation_plans("cuda", "inference", mode) for mode in ("eager", "compile-graphs"))
+    assert [replace(plan, mode="eager") for plan in compiled_calls] == calls
+    assert {plan.phase for plan in compiled_calls} == {"prefill", "decode"}
