@@ -1,10 +1,12 @@
-"""Judges forecasts of FSDP by steps that others published: MPT models on A100s (llm-foundry's benchmark tables).
+"""Judges forecasts of FSDP and of tensor parallel by steps that others published: MPT models on A100s (llm-foundry's
+benchmark tables), and GPTs by Megatron-DeepSpeed on a host of A100s (vTrain's).
 
     python -m studies.parallel.published DATA [--most 12] [--out reports/parallel/published.md]
 
-DATA holds training_tables_a100.csv, which is not ours to ship: the page has errors over rows alone. Their steps
-are not ours in all: FSDP of an earlier kind, attention by other kernels with ALiBi, another optimizer; the model is a
-GPT-2 of the same sizes. Rows of at most MICRO micro-batches and SEQ tokens are taken, spread over models and lengths.
+DATA holds training_tables_a100.csv and training_steps_a100_single_node.csv, which are not ours to ship: the page has
+errors over rows alone. Their steps are not ours in all: FSDP of an earlier kind, attention by other kernels with ALiBi,
+another optimizer; the model is a GPT-2 of the same sizes, of tensor parallel a GPT-NeoX. Rows of at most MICRO
+micro-batches and SEQ tokens are taken, spread over models and lengths.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ from studies.command import parser_of
 from studies.imports import ROOT
 from studies.markdown import table
 
+DIVIDED = "training_steps_a100_single_node.csv"
 TABLE, GPU, OUT = "training_tables_a100.csv", "nvidia-a100-80gb-sxm", ROOT / "reports" / "parallel" / "published.md"
 MICRO, SEQ = 4, 8192
+MEGATRON_VOCAB = 50304
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A published step and its forecast; `tokens_per_second`: of all GPUs."""
+    """A published step of a `kind` and its forecast; `tokens_per_second`: of all GPUs."""
 
-    gpus: int
+    kind: str
     tokens_per_second: float
     forecast: Forecast
 
@@ -79,6 +83,7 @@ def judged(row: dict[str, str]) -> Judged:
         "model_type": "gpt2", "n_embd": number["d_model"], "n_layer": number["n_layers"], "n_head": number["n_heads"],
         "n_inner": number["d_ff"], "vocab_size": number["vocab"], "n_positions": number["seq_len"],
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "activation_function": "gelu",  # MPT's: one kernel, where GPT-2's own is eight
     }  # fmt: skip
     run = Run(
         batch=number["micro_batch"], seq=number["seq_len"], optimizer="adamw-fused", parallel=f"fsdp={number['gpus']}",
@@ -86,21 +91,50 @@ def judged(row: dict[str, str]) -> Judged:
         checkpoint="full" if row["recompute"] == "full" else "none",
     )  # fmt: skip
     each = float(row["tokens_per_s_per_gpu"])
-    return Judged(number["gpus"], each * number["gpus"], forecast(config, run, find_profile(GPU)))
+    kind = "FSDP on one host of 8" if number["gpus"] <= 8 else "FSDP on several hosts"
+    return Judged(kind, each * number["gpus"], forecast(config, run, find_profile(GPU)))
+
+
+def divided_rows(folder: Path, most: int) -> list[dict[str, str]]:
+    """Rows of tensor parallel alone, spread evenly."""
+    with (folder / DIVIDED).open(newline="", encoding="utf-8") as file:
+        found = [
+            row
+            for row in csv.DictReader(file)
+            if int(row["tp"]) > 1 and row["dp"] == row["pp"] == "1"
+            and int(row["global_batch"]) <= MICRO * int(row["micro_batch"])
+        ]  # fmt: skip
+    return _spread(found, most)
+
+
+def judged_divided(row: dict[str, str]) -> Judged:
+    """As `judged`, of tensor parallel, whose steps recompute all activations."""
+    names = ("hidden", "layers", "heads", "seqlen", "tp", "micro_batch", "global_batch")
+    number = {name: int(row[name]) for name in names}
+    config: dict[str, Any] = {
+        "model_type": "gpt_neox", "hidden_size": number["hidden"], "num_hidden_layers": number["layers"],
+        "num_attention_heads": number["heads"], "intermediate_size": 4 * number["hidden"],
+        "vocab_size": MEGATRON_VOCAB, "max_position_embeddings": number["seqlen"], "hidden_act": "gelu",
+        "use_parallel_residual": False, "tie_word_embeddings": True,
+    }  # fmt: skip
+    run = Run(
+        batch=number["micro_batch"], seq=number["seqlen"], optimizer="adamw-fused", parallel=f"tp={number['tp']}",
+        accumulate=number["global_batch"] // number["micro_batch"], checkpoint="full",
+    )  # fmt: skip
+    tokens = number["global_batch"] * number["seqlen"]
+    seconds = float(row["latency_ms"]) / 1e3
+    return Judged("tensor parallel on one host", tokens / seconds, forecast(config, run, find_profile(GPU)))
 
 
 def page(found: Sequence[Judged]) -> str:
     rows = []
-    for name, some in (
-        ("FSDP on one host of 8", [one for one in found if one.gpus <= 8]),
-        ("FSDP on several hosts", [one for one in found if one.gpus > 8]),
-    ):
-        if some:
-            errors = [one.error for one in some]
-            rows.append([
-                name, str(len(some)), f"{median(map(abs, errors)):.1%}", f"{max(map(abs, errors)):.1%}",
-                f"{median(errors):+.1%}", f"{sum(one.is_within for one in some)} of {len(some)}",
-            ])  # fmt: skip
+    for name in dict.fromkeys(one.kind for one in found):
+        some = [one for one in found if one.kind == name]
+        errors = [one.error for one in some]
+        rows.append([
+            name, str(len(some)), f"{median(map(abs, errors)):.1%}", f"{max(map(abs, errors)):.1%}",
+            f"{median(errors):+.1%}", f"{sum(one.is_within for one in some)} of {len(some)}",
+        ])  # fmt: skip
     columns = ["steps", "rows", "error, median", "worst", "signed, median", "inside 90%"]
     return f"# Published steps on several GPUs beside their forecasts\n\n{_WORDS}\n\n{table(columns, rows)}\n"
 
@@ -109,8 +143,10 @@ _WORDS = """`python -m studies.parallel.published DATA`. Step times of MPT model
 benchmark tables (mosaicml/llm-foundry, scripts/train/benchmarking), forecast by a projected profile, a projected link
 and the shipped host. Nothing was fitted to them. Their attention kernels (ALiBi), FSDP and optimizer are not those
 forecast: a GPT-2 of the same sizes under FSDP2 and fused AdamW; on several hosts they reduced gradients in bf16 over
-200 Gbit/s per GPU, the forecast in fp32 over the 400 that it takes for granted. Error: forecast over measured less 1,
-of the step's time."""
+200 Gbit/s per GPU, the forecast in fp32 over the 400 that it takes for granted. Tensor parallel: Megatron-DeepSpeed's
+GPTs of 1024 to 2048 wide, all activations recomputed (VIA-Research/vTrain, data/ground_truth_single.csv), by fused
+kernels and half-precision weights of its own; forecast: a GPT-NeoX of the same sizes by DTensor under autocast, a
+vocabulary of 50,304. Error: forecast over measured less 1, of the step's time."""
 
 
 def main() -> None:
@@ -120,14 +156,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     found = []
-    for row in rows_of(options.data, options.most):
+    for row, judge in [
+        *((row, judged_divided) for row in divided_rows(options.data, options.most)),
+        *((row, judged) for row in rows_of(options.data, options.most)),
+    ]:
+        told = " ".join(row.get(name, "") for name in ("model", "hidden", "layers", "seq_len", "gpus", "n_gpus"))
+        told = f"{' '.join(told.split())}, {row['micro_batch']} of {row['global_batch']}"
         try:
-            one = judged(row)
+            one = judge(row)
         except UsageError as fault:
-            print(f"{row['model']} {row['seq_len']}: {fault}", flush=True)
+            print(f"{told}: {fault}", flush=True)
             continue
         found.append(one)
-        print(f"{row['model']} {row['seq_len']} x {row['micro_batch']} on {row['gpus']}: {one.error:+.1%}", flush=True)
+        step = one.forecast
+        print(
+            f"{told}: {one.error:+.1%}, {step.bound}, device {step.device_seconds:.3f} s of {step.step_seconds:.3f}, "
+            f"exposed {step.exposed_communication_seconds:.3f}, inside {one.is_within}", flush=True,
+        )  # fmt: skip
         options.out.write_text(page(found), encoding="utf-8")
     print(page(found))
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, share, short_name, three_digits
 from flopcast.roofline.step.forecast import usd_per_million
+from flopcast.roofline.stream.model.run import ONE_GPU
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.layouts import LaidOut, Ranking, Workload
     from flopcast.roofline.dollars.scaling import Scaled, Scaling, Turning
+    from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.validation.parallel import ParallelComparison
     from flopcast.roofline.validation.step_comparison import Part
 
@@ -119,7 +121,28 @@ def print_scaling(
         say(f"- {_pays_words(one)}")
         for turning in turnings if one.kind == "strong" else ():
             say(f"- {_turning_words(turning, kind)}")
-    warn(dict.fromkeys(w for one in found for p in one.points if p.forecast is not None for w in p.forecast.warnings))
+        if sharded := _above_one(one):
+            say(f"- {sharded} does more per GPU than one GPU: it gathers weights in bf16, which autocast casts anew")
+    ends = [points[end] for one in found if (points := _forecasts(one)) for end in (0, -1)]
+    warn(dict.fromkeys(warning for forecast in ends for warning in forecast.warnings))
+
+
+def _forecasts(one: Scaling) -> list[Forecast]:
+    return [point.forecast for point in one.points if point.forecast is not None]
+
+
+def _above_one(one: Scaling) -> str:
+    """The fully sharded layouts whose throughput per GPU is above that of one GPU under autocast."""
+    found = [
+        point.best.run
+        for point in one.points
+        if point.best is not None and one.points[0].best is not None and (point.efficiency or 0) > 1
+    ]
+    return ", ".join(
+        run.parallel
+        for run in found
+        if run.parallel != ONE_GPU and run.layout.is_fully_sharded and run.precision == "autocast-bf16"
+    )
 
 
 def _scaled_row(point: Scaled) -> list[str]:

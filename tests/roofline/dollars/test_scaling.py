@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flopcast.errors import UsageError
@@ -10,6 +12,7 @@ from flopcast.roofline.dollars.scaling import STRONG, WEAK, check_pattern, layou
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.views.terminal.several_gpus import print_scaling
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
@@ -40,7 +43,7 @@ def test_a_pattern_without_one_open_part_is_refused(pattern: str) -> None:
         check_pattern(pattern)
 
 
-def test_a_small_step_gains_nothing_from_a_second_gpu_and_a_large_one_does() -> None:
+def test_a_small_step_gains_nothing_from_a_second_gpu_and_a_large_one_does(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(seq=64, optimizer="adamw-fused")
     work = Workload(model=CONFIG, run=run, sequences=4, profile=find_profile("nvidia-h200"))
     strong, weak = (scaling(work, kind, 2, "ddp") for kind in (STRONG, WEAK))
@@ -62,3 +65,11 @@ def test_a_small_step_gains_nothing_from_a_second_gpu_and_a_large_one_does() -> 
     record = strong.to_json()
     assert record["stops_paying_after"] == 1
     assert [point["num_gpus"] for point in record["points"]] == [1, 2]
+
+    first, second = weak.points
+    assert second.best is not None
+    sharded = replace(second.best, run=replace(second.best.run, parallel="fsdp=2"))
+    for efficiency, is_told in ((1.08, True), (0.97, False)):
+        shown = replace(weak, points=(first, replace(second, best=sharded, efficiency=efficiency)))
+        print_scaling(work, [shown], [], {})
+        assert ("fsdp=2 does more per GPU than one GPU" in " ".join(capsys.readouterr().out.split())) == is_told
