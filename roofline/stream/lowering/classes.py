@@ -36,7 +36,7 @@ _TORCH = ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d
 _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in names.split()}
 
 # How the names of calls begin that take lists of tensors: optimizers', and a gradient scaler's.
-MULTI_TENSOR = ("_foreach", "_fused_adam", "_amp_foreach")
+MULTI_TENSOR = ("_foreach", "_fused_adam", "_fused_adagrad", "_fused_sgd", "_amp_foreach")
 
 # In the order in which they are printed.
 OP_CLASSES = tuple(_CALLS)

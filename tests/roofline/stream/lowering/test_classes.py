@@ -25,3 +25,9 @@ def test_every_class_is_in_one_group() -> None:
     members = [member for group in GROUPS.values() for member in group]
     assert sorted(members) == sorted(OP_CLASSES)
     assert op_class("aten::mm") == op_class("aten.mm.default") == "gemm"
+
+
+def test_every_fused_optimizer_of_torch_is_one() -> None:
+    names = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+    assert {op_class(f"aten.{name}.default") for name in names} == {"optimizer"}
+    assert op_class("aten._fused_rms_norm.default") != "optimizer"
