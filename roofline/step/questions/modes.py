@@ -14,7 +14,6 @@ from flopcast.errors import FlopcastError
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
-from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.model.run import MODES, Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
@@ -113,7 +112,7 @@ def _figures(mode: str, step: PricedStep | None) -> ModeStep:
         made = "traced" if mode == "eager" else "compiled"
         return ModeStep(mode=mode, reason=f"its operations have to be {made} first: --what-if")
     found, timeline = step.forecast(), step.timeline
-    alone = Timeline([replace(op, host_seconds=0.0) for op in step.ops], step.profile).step_seconds()
+    alone = timeline.without_host.step_seconds()
     waiting = found.step_seconds - alone
     replays = {op.replay for op in step.ops if op.replay}
     return ModeStep(
@@ -178,7 +177,7 @@ def _entered_again(step: PricedStep) -> dict[int, Any]:
 
 def _saved(step: PricedStep, changed: dict[int, Any]) -> float:
     ops = [changed.get(i, op) for i, op in enumerate(step.ops)]
-    return max(step.timeline.step_seconds() - Timeline(ops, step.profile).step_seconds(), 0.0) if changed else 0.0
+    return max(step.timeline.step_seconds() - replace(step.timeline, ops=ops).step_seconds(), 0.0) if changed else 0.0
 
 
 def _zeros(step: PricedStep) -> tuple[float, int]:
