@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# Processes that tests run in; a file's tests stay in one. More need 1.5 GB of memory each.
+# Processes that tests run in; a file's tests stay in one. Each grows to 4 GB of memory.
 PYTEST_WORKERS ?= 2
 
 VENV := .venv
