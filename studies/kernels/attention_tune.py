@@ -105,8 +105,8 @@ class Judge:
     """The reference of one shape, computed once, and the criterion of `attention.check`."""
 
     def __init__(self, shape: Attention, operands: tuple[Tensor, ...]) -> None:
-        self.refs = self._tuple(A._by_definition(operands, shape, torch.float32))
-        rounded = self._tuple(A._by_definition(operands, shape, operands[0].dtype))
+        self.refs = self._tuple(A._by_definition(operands, shape, None, torch.float32))
+        rounded = self._tuple(A._by_definition(operands, shape, None, operands[0].dtype))
         self.scale = max(float(ref.abs().max()) for ref in self.refs) or 1.0
         eps = torch.finfo(operands[0].dtype).eps
         self.tolerances = [
