@@ -39,7 +39,7 @@ def test_device_time_and_memory_are_as_measured(steps: Steps, mode: str) -> None
     assert max(device) <= 0.05
     assert median(peak) <= 0.01
     assert max(peak) <= 0.04
-    # what is left is of blocks that the allocator leaves whole, of models whose parameters are no whole megabytes
+    # the rest are models whose parameters are no whole megabytes; the allocator may leave blocks of them whole
     others = [row.peak for row in rows if row.plan.name.startswith(("w", "llama", "qwen3", "mlp"))]
     assert len(others) >= 20
     assert max(errors(others)) <= 0.012
