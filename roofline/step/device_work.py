@@ -30,6 +30,8 @@ from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
+BOUNDS = ("matrix", "memory", "launch")  # what may bound an operation
+
 # Share of L2's capacity that still holds what was touched before: lines are evicted before the cache is full.
 L2_SHARE = 0.8
 
@@ -432,3 +434,34 @@ def _touched(stream: Stream) -> tuple[list[int], list[tuple[tuple[int, ...], dic
                 touched[storage] = size
         steps.append((op.freed, touched))
     return [rounded(storage.bytes) for storage in stream.storages], steps
+
+
+# --- what bounds an operation
+
+
+def matrix_rate(profile: Profile, dtype: str) -> float | None:
+    """Returns the sustained FLOP/s of a dtype's products, or else the burst rate, or else the datasheet's peak; None
+    where the profile has none of them."""
+    for name in (f"matrix_sustained/{dtype}", f"matrix_burst/{dtype}"):
+        if name in profile.ceilings:
+            return profile.ceilings[name].value
+    return profile.peaks[dtype].value if dtype in profile.peaks else None
+
+
+def matrix_seconds(op: TimedOp, profile: Profile) -> float:
+    """Returns the seconds that the FLOPs of a product, a convolution or attention take at the sustained rate; 0 for
+    all other operations."""
+    dtype = None if op.work is None else op.work.matrix_dtype
+    rate = None if dtype is None else matrix_rate(profile, dtype)
+    return op.flops / rate if rate else 0.0
+
+
+def bound_seconds(ops: Iterable[TimedOp], profile: Profile) -> dict[str, float]:
+    """Returns device seconds by what bounds each operation: the longest of the times of its FLOPs, of its bytes and of
+    its launches at the shortest kernel's time."""
+    copy, floor = profile.ceiling("hbm_copy", 0.0), profile.ceiling("kernel_floor", 0.0)
+    seconds = dict.fromkeys(BOUNDS, 0.0)
+    for op in ops:
+        limits = (matrix_seconds(op, profile), op.bytes / copy if copy else 0.0, floor * op.launches)
+        seconds[BOUNDS[limits.index(max(limits))]] += op.seconds
+    return seconds

@@ -27,7 +27,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
 from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes
-from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
+from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, bound_seconds, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
 from flopcast.roofline.step.simulation import is_synchronous
@@ -174,12 +174,13 @@ class PricedStep:
     @property
     def bound(self) -> str:
         """ "host" where enqueuing takes longer than the kernels, with the communication that none hides, else their
-        largest part: "matrix", "memory" or "communication"."""
+        largest part: "matrix", products whose FLOPs take longer than their bytes, "memory" or "communication"."""
         device = self.timeline.device_seconds
         exposed = self.timeline.shares.exposed if self.fabric is not None else 0.0
         if self.timeline.host_seconds > device + exposed and not is_synchronous(self.profile):
             return "host"
-        matrix = sum(share.seconds for share in self.breakdown if share.op_class in PRODUCTS)
+        products = [op for op_class, ops in self.by_class.items() if op_class in PRODUCTS for op in ops]
+        matrix = bound_seconds(products, self.profile)["matrix"]
         if exposed > max(matrix, device - matrix):
             return "communication"
         return "matrix" if matrix > device / 2 else "memory"

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.device_work import TimedOp, bound_seconds, matrix_seconds
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
@@ -26,7 +26,6 @@ from flopcast.roofline.stream.lowering.classes import PRODUCTS
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet
 
-BOUNDS = ("matrix", "memory", "launch")
 OUTSIDE = "(outside modules)"
 OPTIMIZER = "(optimizer)"
 COUNTED = (
@@ -175,37 +174,6 @@ def explain_step(step: PricedStep) -> Explanation:
         light_seconds=light,
         fused_seconds=min(light, fused_seconds(step)),
     )
-
-
-# --- what bounds an operation
-
-
-def matrix_rate(profile: Profile, dtype: str) -> float | None:
-    """Returns the sustained FLOP/s of a dtype's products, or else the burst rate, or else the datasheet's peak; None
-    where the profile has none of them."""
-    for name in (f"matrix_sustained/{dtype}", f"matrix_burst/{dtype}"):
-        if name in profile.ceilings:
-            return profile.ceilings[name].value
-    return profile.peaks[dtype].value if dtype in profile.peaks else None
-
-
-def matrix_seconds(op: TimedOp, profile: Profile) -> float:
-    """Returns the seconds that the FLOPs of a product, a convolution or attention take at the sustained rate; 0 for
-    all other operations."""
-    dtype = None if op.work is None else op.work.matrix_dtype
-    rate = None if dtype is None else matrix_rate(profile, dtype)
-    return op.flops / rate if rate else 0.0
-
-
-def bound_seconds(ops: Iterable[TimedOp], profile: Profile) -> dict[str, float]:
-    """Returns device seconds by what bounds each operation: the longest of the times of its FLOPs, of its bytes and of
-    its launches at the shortest kernel's time."""
-    copy, floor = profile.ceiling("hbm_copy", 0.0), profile.ceiling("kernel_floor", 0.0)
-    seconds = dict.fromkeys(BOUNDS, 0.0)
-    for op in ops:
-        limits = (matrix_seconds(op, profile), op.bytes / copy if copy else 0.0, floor * op.launches)
-        seconds[BOUNDS[limits.index(max(limits))]] += op.seconds
-    return seconds
 
 
 # --- by class
