@@ -221,8 +221,12 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"predict --gpu {H200} --width 512 --phase decode --context 9 --optimizer sgd",
         ("optimizer sgd", "trains nothing"),
     ),
-    "a compiled decode": (
-        f"predict --gpu {H200} --width 512 --phase decode --context 9 --mode compile", ("decode", "not modelled yet"),
+    "a compiled decode of a cache that grows": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --mode compile --cache dynamic",
+        ("cache 'dynamic' with mode 'compile'", "--cache static"),
+    ),
+    "a decode on several GPUs": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --parallel ddp=2", ("decode", "not modelled yet"),
     ),
     "a phase of a module": (
         f"predict --gpu {H200} --module flopcast.microbench.zoo:mlp --phase prefill --context 9",

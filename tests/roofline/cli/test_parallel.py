@@ -169,7 +169,7 @@ def test_layouts_are_ranked(flopcast: Flopcast) -> None:
     assert done.code == 0, done.err
     assert "5 of 5 layouts fit" in " ".join(done.out.split())
     assert "fastest: " in done.out
-    assert "1 cannot be: tp=2 does not divide" in done.out
+    assert "left out 1: tp=2 does not divide" in done.out
     found = flopcast("predict", *step, "--num-gpus", "2", "--json").document
     assert {one["parallel"] for one in found["fitting"]} == {"ddp=2", "zero1=2", "zero2=2", "fsdp=2", "cp=2"}
     for options, said in (((), "give --num-gpus"), (("--num-gpus", "2", "--gpus", "H200,L4"), "--parallel auto")):
