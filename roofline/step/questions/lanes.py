@@ -53,8 +53,8 @@ def lanes_of(step: PricedStep) -> Lanes:
     sent = [_busy(span.start - first, span.end - first, "") for span in spans if timeline.is_sent(span)]
     return Lanes(
         parallel=str(step.run.layout), step_seconds=whole, device_seconds=timeline.device_seconds,
-        shares=timeline.shares, kernels=tuple(_joined(kernels, NEAR * whole)),
-        sent=tuple(_joined(_told_apart(sent, kernels), NEAR * whole)),
+        shares=timeline.shares, kernels=tuple(joined(kernels, NEAR * whole)),
+        sent=tuple(joined(_told_apart(sent, kernels), NEAR * whole)),
     )  # fmt: skip
 
 
@@ -62,24 +62,24 @@ def _busy(start: float, end: float, what: str) -> Busy:
     return Busy(start, end, what, end - start)
 
 
-def _joined(found: Iterable[Busy], near: float) -> list[Busy]:
-    """Neighbours that do the same as one."""
-    joined: list[Busy] = []
+def joined(found: Iterable[Busy], near: float) -> list[Busy]:
+    """Returns neighbours that do the same, with at most `near` seconds between them, as one."""
+    whole: list[Busy] = []
     for one in sorted(found):
-        if joined and one.what == joined[-1].what and one.start <= joined[-1].end + near:
-            last = joined[-1]
+        if whole and one.what == whole[-1].what and one.start <= whole[-1].end + near:
+            last = whole[-1]
             more = max(one.end - max(one.start, last.end), 0.0)  # of several CUDA streams at once, what one adds
-            joined[-1] = last._replace(end=max(last.end, one.end), seconds=last.seconds + min(more, one.seconds))
+            whole[-1] = last._replace(end=max(last.end, one.end), seconds=last.seconds + min(more, one.seconds))
         else:
-            joined.append(one)
-    return joined
+            whole.append(one)
+    return whole
 
 
 def _told_apart(sent: Sequence[Busy], kernels: Sequence[Busy]) -> list[Busy]:
     """What is sent, in parts in which a kernel runs and in which none does."""
-    busy = _joined((one._replace(what="") for one in kernels), 0.0)
+    busy = joined((one._replace(what="") for one in kernels), 0.0)
     found = []
-    for one in _joined(sent, 0.0):
+    for one in joined(sent, 0.0):
         at = one.start
         for other in busy:
             if other.end <= at or other.start >= one.end:

@@ -13,7 +13,7 @@ from math import atan2, degrees, log10
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flopcast.roofline.views.figures.colours import CARD, DARK_COLOURS, INK, LIGHT
-from flopcast.roofline.views.figures.svg import alone, inline
+from flopcast.roofline.views.figures.svg import OUTLINE, OUTLINED, alone, inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +69,15 @@ class Sheet:
         points.set_gid(name)
         self.tips[name] = list(tips)
         return points
+
+    def bars(
+        self, ax: Axes, spans: Sequence[tuple[float, float]], at: tuple[float, float], tips: Sequence[str], **how: Any
+    ) -> None:
+        """Draws bars from x on over a width, `spans`, all from y on over a height, `at`."""
+        drawn = ax.broken_barh(spans, at, **how)
+        name = f"tips{len(self.tips)}"
+        drawn.set_gid(name)
+        self.tips[name] = list(tips)
 
     def diamonds(self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], label: str) -> None:
         """Draws marks of measured values on bars of forecast ones."""
@@ -173,7 +182,7 @@ def halo() -> list[Any]:
     import matplotlib as mpl
     from matplotlib.patheffects import withStroke
 
-    return [withStroke(linewidth=2.5, foreground=mpl.rcParams["axes.facecolor"])]
+    return [withStroke(linewidth=OUTLINE, foreground=mpl.rcParams["axes.facecolor"])]
 
 
 def spread_apart(wanted: Sequence[float], step: float) -> list[float]:
@@ -194,14 +203,22 @@ def new_sheet(height: float, rows: int = 1, **how: Any) -> Sheet:
 
 
 def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: str) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.text import Text
+
     svg, png = io.StringIO(), io.BytesIO()
     if sheet.late:  # labels along lines or beside them need the layout
         sheet.canvas.draw_without_rendering()
         for place in sheet.late:
             place()
-    sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     sheet.canvas.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    own = inline(svg.getvalue(), name, alt, sheet.tips, list(DARK_COLOURS), sheet.columns)
+    for words in sheet.canvas.findobj(Text):
+        if words.get_path_effects():  # of an SVG these make paths; `inline` has the same outline for letters
+            words.set(path_effects=[], gid=OUTLINED)
+    sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    own = inline(
+        svg.getvalue(), name, alt, sheet.tips, list(DARK_COLOURS), sheet.columns, mpl.rcParams["axes.facecolor"]
+    )
     return Figure(name, title, caption, alt, basis, own, png.getvalue())
 
 

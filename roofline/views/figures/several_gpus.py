@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import ms, short_name, three_digits
+from flopcast.roofline.step.questions.lanes import joined
 from flopcast.roofline.views.figures.canvas import Figure, finish, halo, new_sheet, styled
 from flopcast.roofline.views.figures.colours import BLUE, CARD, GREEN, GREY, INK, ORANGE, RED, SKY
 from flopcast.roofline.views.figures.cost import COLOURS
@@ -117,7 +118,7 @@ def _powers(ax: object, most: int) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-THINNEST = 2e-3  # of the longest step: what takes less is drawn as wide
+THINNEST = 2e-3  # of the longest step: what takes less is drawn as wide, what lies nearer to its like as one
 # What a lane is filled with, by phase or by what is beside it.
 _FILLS = {
     "forward": ("forward", SKY), "backward": ("backward", BLUE), "optimizer": ("optimizer", GREEN),
@@ -142,10 +143,11 @@ def lanes_figure(found: Sequence[Lanes], gpu: str, basis: str, words: str) -> Fi
         for lane, busy in enumerate((one.kernels, one.sent)):
             for what in dict.fromkeys(each.what for each in busy):
                 label, colour = _FILLS.get(what, (what, GREY))
-                own = [each for each in busy if each.what == what]
+                own = joined((each for each in busy if each.what == what), thin)
                 bars = [(each.start * 1e3, max(each.end - each.start, thin) * 1e3) for each in own]
                 shares = [max(min(each.seconds / (each.end - each.start), 1.0), 0.2) for each in own]
-                ax.broken_barh(bars, (base - lane, 0.9), facecolors=[to_rgba(colour, s) for s in shares], linewidth=0)
+                sheet.bars(ax, bars, (base - lane, 0.9), [f"{one.parallel}, {label}: {_when(each)}" for each in own],
+                           facecolors=[to_rgba(colour, share) for share in shares], linewidth=0)  # fmt: skip
                 used.setdefault(label, colour)
         ax.broken_barh([(0.0, one.step_seconds * 1e3)], (base - 1, 1.9), facecolors="none", edgecolors=GREY,
                        linewidth=0.7)  # fmt: skip
@@ -174,6 +176,10 @@ def lanes_figure(found: Sequence[Lanes], gpu: str, basis: str, words: str) -> Fi
     return finish(
         sheet, "lanes", "Where the milliseconds go on several GPUs", caption, alt, f"{short_name(gpu)} {basis}"
     )
+
+
+def _when(one: Busy) -> str:
+    return f"{ms(one.seconds)} ms between {ms(one.start)} and {ms(one.end)} ms"
 
 
 def _length(busy: Sequence[Busy]) -> float:

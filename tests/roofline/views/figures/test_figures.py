@@ -27,7 +27,7 @@ from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.views.figures.agreement import agreement_figure, residual_figure
 from flopcast.roofline.views.figures.anatomy import anatomy_figure, batch_figure
 from flopcast.roofline.views.figures.bandwidth import memory_figure
-from flopcast.roofline.views.figures.canvas import apart, finish, new_sheet, spread_apart
+from flopcast.roofline.views.figures.canvas import Figure, apart, finish, halo, new_sheet, spread_apart, styled
 from flopcast.roofline.views.figures.capacity import capacity_figure, host_figure
 from flopcast.roofline.views.figures.colours import CARD, DARK, DARK_COLOURS
 from flopcast.roofline.views.figures.cost import cost_figure
@@ -192,6 +192,38 @@ def test_points_on_one_place_are_drawn_once_and_all_told() -> None:
     assert marks is not None
     assert len(marks[1].split("|")) == len(set(xs))
     assert figure.svg.count('href="#mine-') >= len(set(xs))
+
+
+def test_marks_of_one_clip_are_clipped_once_whatever_their_shape() -> None:
+    sheet = new_sheet(2.0)
+    for marker in "o^":  # matplotlib writes circles as <use>, triangles as paths of their own
+        xs = [float(i) for i in range(20)] * 2
+        sheet.scatter(sheet.axes[0], xs, xs, [str(i) for i in range(40)], marker=marker)
+    figure = finish(sheet, "mine", "Title", "caption", "alt", "measured")
+    assert figure.svg.count("data-tips=") == 2
+    for tips in re.findall(r'data-tips="([^"]*)"', figure.svg):
+        assert tips.split("|")[:2] == ["0; 20", "1; 21"]
+    assert figure.svg.count("clip-path=") == 2
+
+
+@styled
+def _labelled() -> Figure:
+    sheet = new_sheet(2.0)
+    sheet.axes[0].text(0.5, 0.5, "legible words", path_effects=halo())
+    return finish(sheet, "mine", "Title", "caption", "alt", "measured")
+
+
+def test_outlined_letters_stay_letters() -> None:
+    figure = _labelled()
+    assert figure is not None
+    assert re.search(r'<g style="paint-order: stroke; stroke: var\([^"]*"><text [^>]*>legible words</text>', figure.svg)
+    assert "paint-order: stroke; stroke: #" in figure.svg_file
+
+
+def test_bars_over_time_have_words() -> None:
+    sheet = new_sheet(2.0)
+    sheet.bars(sheet.axes[0], [(0.0, 1.0), (2.0, 1.0), (4.0, 3.0)], (0.0, 1.0), ["first", "second", "third"])
+    assert 'data-tips="first|second|third"' in finish(sheet, "mine", "Title", "caption", "alt", "measured").svg
 
 
 def test_a_file_of_its_own_needs_no_page(profile: Profile) -> None:
