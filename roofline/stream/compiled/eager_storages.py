@@ -2,13 +2,14 @@
 
 A graph's inputs are matched to that stream's parameters, buffers, inputs and cache of keys and values, and the
 gradients that backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no
-time. They are the same ones in every micro-batch.
+time. They are the same ones in every micro-batch. What graphs hand to one another has no place there, whatever its
+size: the bf16 logits of 1,024 tokens and their gradient have the bytes of an fp32 embedding 512 wide.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.compiled.launches import Graph, storage_bytes
@@ -35,15 +36,17 @@ class EagerStorages:
             self._taken[key] = found.popleft() if found else new(operand)
         return self._taken[key]
 
-    def gradients(self, place: int, graph: Graph) -> list[tuple[str, int]]:
-        """The gradients that a backward graph returns: buffers, and the storages that hold them after the backward."""
+    def gradients(self, place: int, graph: Graph, passed_on: Container[int]) -> list[tuple[str, int]]:
+        """The gradients that a backward graph returns: buffers, and the storages that hold them after the backward.
+        `passed_on`: the places among its results of those that are no parameter's, but go to another backward graph."""
         if place not in self._returned:
-            self._returned[place] = list(self._results(graph))
+            self._returned[place] = list(self._results(graph, passed_on))
         return self._returned[place]
 
-    def _results(self, graph: Graph) -> Iterator[tuple[str, int]]:
+    def _results(self, graph: Graph, passed_on: Container[int]) -> Iterator[tuple[str, int]]:
         sizes = {buffer.name: buffer.bytes for buffer in graph.buffers if not buffer.is_input}
-        for name in dict.fromkeys(graph.outputs):
+        own = (name for number, name in enumerate(graph.outputs) if number not in passed_on)
+        for name in dict.fromkeys(own):
             if name in sizes and self._gradients[sizes[name]]:
                 yield name, self._gradients[sizes[name]].popleft()
 

@@ -55,9 +55,13 @@ class _Conversion:
         self.called: list[tuple[str, int, int]] = []
         # by a graph's number: what its forward keeps for its backward, of each call that the backward has yet to follow
         self.saved: dict[str, list[list[int | None]]] = defaultdict(list)
-        # what graphs return to the code between them, which hands it to the next graph: results, then their gradients
+        # what graphs return to the code between them, which hands it to the next graph: results, then their gradients,
+        # by their bytes from the first element to the last: of padded rows fewer than those of their storage
         self._handed: dict[int, deque[int]] = defaultdict(deque)
         self._held: set[int] = set()  # results that the code between graphs holds while the forward runs
+        # by a graph's number: the places among its forward's inputs of other graphs' results, whose gradients go
+        # there; a backward graph returns one for each input of its forward, in order (torch/_functorch/_aot_autograd)
+        self._passed_on: dict[str, frozenset[int]] = {}
 
     def run(self, graphs: Sequence[Graph]) -> Stream:
         self._before_the_model()
@@ -123,17 +127,21 @@ class _Conversion:
 
     def _forward(self, place: int, graph: Graph, backward: Graph | None) -> None:
         places: dict[str, int] = {}
-        for name, operand in graph.inputs:
+        passed_on = set[int]()
+        for number, (name, operand) in enumerate(graph.inputs):
             handed = self._handed[storage_bytes(operand)]
+            if handed:
+                passed_on.add(number)
             places[name] = handed[0] if handed else self._read(place, graph, name, operand)
+        self._passed_on[_number(graph)] = frozenset(passed_on)
         self._launches(graph, "forward", places)
         outputs = [places.get(name) for name in graph.outputs]
         n_results = len(outputs) - (len(_saved_inputs(backward)) if backward is not None else 0)
         self.saved[_number(graph)].append(outputs[n_results:])
-        for storage in outputs[:n_results]:
-            if storage is not None:
+        for storage, tensor in zip(outputs[:n_results], graph.returned[:n_results], strict=True):
+            if storage is not None and tensor is not None:
                 self._held.add(storage)
-                self._handed[self.written.storages[storage].bytes].append(storage)
+                self._handed[storage_bytes(tensor)].append(storage)
 
     def _read(self, place: int, graph: Graph, name: str, operand: Operand) -> int:
         """What is there before the step, or, of the batch, its copy that a captured graph reads."""
@@ -152,9 +160,9 @@ class _Conversion:
             name: self.written.new(operand) if storage is None else storage
             for (name, operand), storage in zip(_saved_inputs(graph), saved, strict=True)
         }
-        made_by_autograd = self._tangents(graph, places)
-        self._held.update(made_by_autograd)
-        gradients = self.known.gradients(place, graph)
+        tangents = self._tangents(graph, places)
+        self._held.update(tangents)
+        gradients = self.known.gradients(place, graph, self._passed_on[_number(graph)])
         relaid = self.known.relaid(graph, gradients) if self.is_first else []
         own = {storage for _, storage, _ in relaid}
         for name, storage in gradients:
@@ -165,34 +173,34 @@ class _Conversion:
             returned, laid = (returned_as, places[name]), (self.known.operand_of(storage), storage)
             self.written.append("aten.clone.default", "backward", [returned], [laid], '[{"t":0}]')
             self.written.freed.append(places[name])
-        self._held.difference_update(made_by_autograd)
-        self.written.freed += made_by_autograd
+        self._held.difference_update(tangents)
+        self.written.freed += tangents
         if not self.is_first:
             self._accumulate(graph, [(storage, places[name]) for name, storage in gradients])
         are_gradients = {name for name, _ in gradients}
-        for name in graph.outputs:
-            if name in places and name not in are_gradients:
+        for name, tensor in zip(graph.outputs, graph.returned, strict=True):
+            if tensor is not None and name in places and name not in are_gradients:
                 made = self.written.storages[places[name]]
                 if made.kind == "activation":
-                    self._handed[made.bytes].append(places[name])
+                    self._handed[storage_bytes(tensor)].append(places[name])
 
     def _tangents(self, graph: Graph, places: dict[str, int]) -> list[int]:
-        """Places the gradients of the forward's results. Returns those that autograd makes, which it holds until the
-        graph is done: ones of the loss, zeros of what the loss does not depend on."""
-        made: list[int] = []
+        """Places the gradients of the forward's results: ones of the loss, zeros of what the loss does not depend on,
+        which autograd makes, and what other backward graphs have returned. Returns them: it holds all of them until the
+        graph is done (torch/csrc/autograd/python_function.cpp, PyNode::apply)."""
+        held: list[int] = []
         for name, operand in graph.inputs:
             if not name.startswith(_TANGENTS):
                 continue
             handed = self._handed[storage_bytes(operand)]
-            if handed:
-                places[name] = handed.popleft()
-                continue
-            places[name] = self.written.new(operand)
-            self.written.append("aten.full.default", "backward", [], [(operand, places[name])])
-            made.append(places[name])
-            if graph.captured:
-                places[name] = self.written.copy("backward", operand, places[name])
-        return made
+            is_made = not handed
+            places[name] = self.written.new(operand) if is_made else handed.popleft()
+            held.append(places[name])
+            if is_made:
+                self.written.append("aten.full.default", "backward", [], [(operand, places[name])])
+                if graph.captured:
+                    places[name] = self.written.copy("backward", operand, places[name])
+        return held
 
     def _accumulate(self, graph: Graph, pairs: Sequence[tuple[int, int]]) -> None:
         """Adds what a graph returned to the gradients: of pairs the second to the first. Those of the layer that stands

@@ -92,7 +92,9 @@ def test_memory_is_made_before_it_is_read_and_freed_once(name: str) -> None:
         live |= {stream.tensors[i].storage for i in op.outputs}
 
 
-@pytest.mark.parametrize(("name", "most"), [("mlp", 0.002), ("qwen3-0.6b-l2", 0.002), ("llama-3.2-1b-l2", 0.002)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("mlp", 0.002), ("qwen3-0.6b-l2", 0.002), ("llama-3.2-1b-l2", 0.002), ("gpt2-l2", 0.002)]
+)
 def test_peak_memory_is_what_was_allocated_on_the_gpu(name: str, most: float) -> None:
     assert abs(found(name).bytes_error or 0.0) <= most
     compiled, eager = streams(name)
@@ -100,7 +102,7 @@ def test_peak_memory_is_what_was_allocated_on_the_gpu(name: str, most: float) ->
     assert peak_bytes(compiled, workspace) < peak_bytes(eager, workspace)
 
 
-@pytest.mark.parametrize(("name", "most"), [("llama-3.2-1b-l2", 0.002), ("gpt2-l2", 0.02)])
+@pytest.mark.parametrize(("name", "most"), [("llama-3.2-1b-l2", 0.002), ("gpt2-l2", 0.002)])
 def test_captured_graphs_hold_copies_of_what_they_read(name: str, most: float) -> None:
     """Of the batch, and of the zeros that autograd makes for the logits' gradient: 2.1 GB of Llama's, none of GPT-2's,
     whose loss is another graph. Peaks as allocated on the GPU."""
