@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from flopcast.kernels import documents as packed
+from flopcast.kernels.attention_config import HEAD_DIMS as HEAD_DIMS
 from flopcast.kernels.attention_config import AttentionConfig as AttentionConfig
 from flopcast.kernels.attention_config import Tile as Tile
 from flopcast.kernels.attention_config import config_for as config_for
@@ -52,8 +53,6 @@ from flopcast.kernels.references import (
 )
 from flopcast.kernels.rowwise import autocast_dtype
 from flopcast.kernels.shapes import Attention
-
-HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernel; 64 and 128 are tuned
 
 BACKENDS = (*SDPA_BACKENDS, "triton")
 
@@ -237,13 +236,16 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # else each backward fills a gradient of lse with zeros, which nobody reads
     q, k, v, ctx.causal, ctx.scale, ctx.window, documents = inputs
     ctx.save_for_backward(q, k, v, *output, documents)
 
 
-def _gradients(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """lse is not differentiated: `attention` hands out o alone."""
     del dlse
+    if do is None:
+        return (None,) * 7
     *saved, documents = ctx.saved_tensors
     gradients = attention_backward_op(do, *saved, ctx.causal, ctx.scale, ctx.window, documents)
     return (*gradients, None, None, None, None)

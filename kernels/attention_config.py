@@ -22,6 +22,7 @@ from flopcast.kernels.shapes import DTYPE_BYTES, Attention
 FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 KERNELS = ("forward", "dkdv", "dq")
+HEAD_DIMS = (16, 32, 64, 128)  # 64 and 128 are tuned
 
 _KEY = re.compile(
     r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?"

@@ -36,7 +36,10 @@ RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validation")
 # What of the other parts is plain data; `test_importing_roofline_does_not_load_torch` holds them to it.
 PLAIN = (
     {"flopcast.kernels.shapes"}
-    | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_law", "matmul_table", "row_tiles")}
+    | {
+        f"flopcast.kernels.{name}"
+        for name in ("attention_blocks", "attention_config", "matmul_law", "matmul_table", "row_tiles")
+    }
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "row_shapes", "rows")}
     | {"flopcast.microbench.recipe.plans", "flopcast.microbench.recipe.layout"}
 )

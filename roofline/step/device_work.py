@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flopcast.errors import UsageError
+from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Call, Gemm
+from flopcast.roofline.gpu.library.attention_band import with_band
 from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
@@ -24,7 +27,7 @@ from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.grouped import is_grouped
 from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
-from flopcast.roofline.stream.lowering.variants import CallVariant
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
@@ -105,11 +108,24 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
     if work.op_class == "attention" and not isinstance(work.variant, CallVariant):  # of one token torch picks
-        is_masked = isinstance(work.shape, Attention) and work.shape.mask
-        if run.attention != "sdpa" and not (is_masked and run.attention == BEST):
-            return run.attention
+        is_masked = isinstance(work.shape, Attention) and work.shape.mask  # Triton's leaves these to torch
+        if work.backend == "triton":
+            return _checked("triton", work)
+        if run.attention != "sdpa" and not (is_masked and run.attention in (BEST, "triton")):
+            return _checked(run.attention, work)
         return "sdpa-efficient" if is_masked and sdpa == "sdpa-flash" else sdpa  # flash takes no mask
     return work.backend if work.op_class == "fused" else "torch"
+
+
+def _checked(attention: str, work: Work) -> str:
+    """Returns the backend. Raises UsageError where the Triton attention has no kernel of the work."""
+    head_dim = work.variant.head_dim if isinstance(work.variant, AttentionVariant) else HEAD_DIMS[0]
+    if attention == "triton" and head_dim not in HEAD_DIMS:
+        raise UsageError(
+            f"attention 'triton' with head_dim {head_dim}: its kernels have {', '.join(map(str, HEAD_DIMS))}; use "
+            "--attention sdpa"
+        )
+    return attention
 
 
 def backends_of(works: Mapping[int, Work], run: Run, profile: Profile) -> dict[int, str]:
@@ -356,7 +372,7 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
         # profile's mean over the lists measured gave 996 kernels instead of 864 at width 256.
         rules = launches(work.shape)
         count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        cold, hot = (with_mask(work, next(estimates), profile) for _ in range(2))
+        cold, hot = (with_band(work, with_mask(work, next(estimates), profile), profile) for _ in range(2))
         known[key, backends[key]] = _KernelTimes(work, cold, hot, count)
     return {key: known[key, backend] for key, backend in backends.items()}
 

@@ -41,10 +41,10 @@ def fitted() -> Fitted:
 
 
 def plain(work: Work) -> Work:
-    """The work without mask and dropout, which profiles time."""
+    """The work without mask, dropout and window, which profiles time."""
     shape = work.shape
-    if isinstance(shape, Attention) and (shape.mask or shape.dropout):
-        return describe(replace(shape, mask=False, dropout=False), work.backend)
+    if isinstance(shape, Attention) and (shape.mask or shape.dropout or shape.window):
+        return describe(replace(shape, mask=False, dropout=False, window=0), work.backend)
     return work
 
 

@@ -18,7 +18,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
-from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.models import Config, has_windows
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef, packet
 
@@ -128,15 +128,24 @@ def _candidates(step: PricedStep, config: Config | None, trace: bool) -> Iterato
             "fused optimizer", "--optimizer adamw-fused", replace(run, optimizer="adamw-fused"), lambda: fused
         )
     for backend in measured_backends(profile, stream, run):
-        yield _Candidate(f"attention by {backend}", f"--attention {backend}", replace(run, attention=backend), own)
+        changed = replace(run, attention=backend)
+        make: Callable[[], Stream] | None = own
+        if config is not None and has_windows(config, run.seq):  # whose streams differ by attention
+            make = _ready(config, changed, profile, trace)
+        yield _Candidate(f"attention by {backend}", f"--attention {backend}", changed, make)
     if run.matmul != "triton" and any((key.backend, key.op_class) == ("triton", "gemm") for key in profile.surfaces):
         yield _Candidate("matmul by Triton", "--matmul triton", replace(run, matmul="triton"), own)
     if config is None:
         return
     for name, option, other, changed in _traced_candidates(run, config):
-        traced = traced_of(changed, profile)
-        is_ready = trace or is_at_hand(other, traced, vary="batch")
-        yield _Candidate(name, option, changed, partial(get_stream, other, traced, vary="batch") if is_ready else None)
+        yield _Candidate(name, option, changed, _ready(other, changed, profile, trace))
+
+
+def _ready(config: Config, run: Run, profile: Profile, trace: bool) -> Callable[[], Stream] | None:
+    """What gives the op stream, where it is at hand or may be traced."""
+    traced = traced_of(run, profile)
+    is_ready = trace or is_at_hand(config, traced, vary="batch")
+    return partial(get_stream, config, traced, vary="batch") if is_ready else None
 
 
 def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Config, Run]]:

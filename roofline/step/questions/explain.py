@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from flopcast.kernels.shapes import Attention
+from flopcast.roofline.gpu.library.attention_band import visited_flops
 from flopcast.roofline.step.device_work import TimedOp, bound_seconds, matrix_seconds
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
@@ -87,6 +89,18 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """The attention calls in which sliding windows hide keys. FLOPs: of the pairs that queries see (`flops`), of the
+    blocks that the kernels visit, what they recompute included, and of those of the whole triangle."""
+
+    calls: int
+    seconds: float
+    flops: int
+    flops_visited: int
+    flops_causal: int
+
+
+@dataclass(frozen=True)
 class Explanation:
     """A forecast and its parts.
 
@@ -107,6 +121,7 @@ class Explanation:
     device_only_seconds: float
     light_seconds: float
     fused_seconds: float
+    windows: Windows | None = None
 
     def to_json(self) -> dict[str, Any]:
         """SI units; `forecast` as `predict --json` prints it."""
@@ -134,6 +149,7 @@ class Explanation:
             "classes": [_renamed(asdict(part) | {"gap_seconds": part.gap_seconds}) for part in self.classes],
             "modules": [asdict(part) for part in self.modules],
             "synchronisations": [asdict(sync) for sync in self.syncs],
+            **({} if self.windows is None else {"windows": asdict(self.windows)}),
         }
 
 
@@ -172,7 +188,22 @@ def explain_step(step: PricedStep) -> Explanation:
         device_only_seconds=alone,
         light_seconds=light,
         fused_seconds=min(light, fused_seconds(step)),
+        windows=windows_of(step),
     )
+
+
+def windows_of(step: PricedStep) -> Windows | None:
+    """None where no call of the Triton attention has a window."""
+    found = Windows(0, 0.0, 0, 0, 0)
+    for op in step.ops:
+        shape = None if op.work is None else op.work.shape
+        if isinstance(shape, Attention) and shape.window:
+            visited, causal = (op.count * visited_flops(one, step.profile) for one in (shape, replace(shape, window=0)))
+            found = Windows(
+                found.calls + op.count, found.seconds + op.seconds, found.flops + op.flops,
+                found.flops_visited + visited, found.flops_causal + causal,
+            )  # fmt: skip
+    return found if found.calls else None
 
 
 # --- by class

@@ -7,9 +7,12 @@ from math import exp
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu.library.attention_band import with_band
+from flopcast.roofline.gpu.library.attention_mask import plain
 from flopcast.roofline.gpu.links.choice import KINDS
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -23,7 +26,7 @@ GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
 KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
-              "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network")  # fmt: skip
+              "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network", "window")  # fmt: skip
 KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
 
 
@@ -44,8 +47,9 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
     floor = profile.ceiling("kernel_floor", 0.0)
     bandwidth = profile.ceiling("hbm_copy", 0.0)
     rates: dict[str, float] = {}
-    estimates = profile.estimate([(work, backend, cache) for _, work, backend, cache in asked])
-    for (index, work, backend, _cache), found in zip(asked, estimates, strict=True):
+    estimates = profile.estimate([(plain(work), backend, cache) for _, work, backend, cache in asked])
+    for (index, work, backend, _cache), without in zip(asked, estimates, strict=True):
+        found = with_band(work, without, profile)
         if profile.device["type"] == "cpu" and backend == "triton":
             out[index]["reason"] = "backend triton needs a GPU"
             continue
@@ -127,9 +131,16 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         batch, heads, kv_heads, seq, head_dim = (
             sizes[name] for name in ("batch", "heads", "kv_heads", "seq", "head_dim")
         )
+        window = _size(row, "window") if row.get("window") else 0
+        if window and (backend != "triton" or not causal):
+            raise UsageError(
+                f"window {window}: valid with backend triton and causal attention; other backends take a mask for it"
+            )
+        if backend == "triton" and head_dim not in HEAD_DIMS:
+            raise UsageError(f"head_dim {head_dim} with backend triton: valid are {', '.join(map(str, HEAD_DIMS))}")
         shape = Attention(
             batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal, direction=direction,
-            dtype=dtype,
+            dtype=dtype, window=window if window < seq else 0,
         )  # fmt: skip
         return describe(shape, backend), backend, cache
     raise UsageError(f"op {op!r}: valid are gemm, attention, {', '.join(KINDS)}")

@@ -13,7 +13,7 @@ from flopcast.errors import DataError
 from flopcast.files import cache_folder
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.models import Config, has_windows
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 
@@ -26,7 +26,8 @@ READER = 5
 # Run options that are left out of the key at these values.
 _DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager",
              "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-             "phase": "train", "context": 0, "cache": "dynamic", "parallel": "none", "rank": 0}  # fmt: skip
+             "phase": "train", "context": 0, "cache": "dynamic", "parallel": "none", "rank": 0,
+             "attention": "sdpa"}  # fmt: skip
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
@@ -43,6 +44,8 @@ def stream_key(config: Config, traced: Traced) -> str:
     """Returns a hash of what the stream depends on, except versions; equal for configs that launch the same kernels."""
     kept = relevant(config)
     run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
+    if not has_windows(config, traced.seq):
+        run.pop("attention", None)
     if traced.mode != "eager":
         run["reader"] = READER
     return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]

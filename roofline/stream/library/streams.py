@@ -29,7 +29,7 @@ from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
-from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
+from flopcast.roofline.stream.model.models import Config, depth_of, has_layers_of_two_kinds, with_depth
 from flopcast.roofline.stream.model.run import ONE_GPU, Traced, check_step
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
@@ -156,7 +156,7 @@ def is_folded(config: Config, traced: Traced) -> bool:
     eager inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for
     ZeRO-1, which divides the parameters of all layers among the ranks, for pipelines with a data-parallel part, which
     reduce the gradients of all layers at the end, and for compiled steps of DistributedDataParallel."""
-    is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
+    is_alike = not has_layers_of_two_kinds(config, traced.seq) and not traced.finetune.startswith("last=")
     is_alike &= traced.phase == "train" or traced.mode != "eager"
     is_alike &= traced.layout.kind != "zero1" and not (traced.layout.pp > 1 and traced.layout.kind)
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import NamedTuple
 
+from flopcast.errors import UsageError
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.classes import MULTI_TENSOR
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
@@ -29,16 +30,19 @@ _NO_KERNEL = {
 
 
 class _Places(NamedTuple):
-    """An attention call: its backend, and the places of its flag "causal", mask and dropout among the arguments, None
-    for what it does not take.
+    """An attention call: its backend, and the places of its flag "causal", mask, dropout, window and documents among
+    the arguments, None for what it does not take.
 
     Eager models of transformers leave out a mask that is causal, where compiled ones hand it over; both hand over that
-    of a sliding window or of padding, all pairs of which torch's kernels then compute."""
+    of a sliding window or of padding, all pairs of which torch's kernels then compute. The Triton attention takes the
+    window's size."""
 
     backend: str
     causal: int
     mask: int | None = None
     dropout: int | None = None
+    window: int | None = None
+    documents: int | None = None
 
 
 _ATTENTION = {
@@ -52,6 +56,8 @@ _ATTENTION = {
     "aten._scaled_dot_product_efficient_attention_backward": _Places("sdpa-efficient", 11, mask=4, dropout=9),
     "aten._scaled_dot_product_flash_attention_for_cpu": _Places("sdpa-cpu", 4),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _Places("sdpa-cpu", 7),
+    "flopcast.triton_attention_forward": _Places("triton", 3, window=5, documents=6),
+    "flopcast.triton_attention_backward": _Places("triton", 6, window=8, documents=9),
 }
 
 # The copies by which FSDP makes one buffer of a layer's shards, and shards of a buffer. Each is priced as the flat copy
@@ -182,6 +188,12 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
     def given(place: int | None) -> bool:
         return place is not None and place < len(arguments) and bool(arguments[place])
 
+    if given(places.documents):
+        raise UsageError(
+            "attention of packed documents cannot be forecast: its time depends on their lengths, which are values in "
+            "a tensor; leave position_ids and cu_seqlens out for a forecast of whole sequences, which take longer"
+        )
+    window = arguments[places.window] if given(places.window) and places.window is not None else 0
     batch, heads, seq, head_dim = query.shape
     return Attention(
         batch=batch,
@@ -194,4 +206,5 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
         dtype=query.dtype,
         mask=given(places.mask),
         dropout=given(places.dropout),
+        window=window if window < seq else 0,
     )

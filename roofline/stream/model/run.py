@@ -52,7 +52,8 @@ class Traced:
     """The settings that determine the op stream, besides the config.
 
     `device`: "cuda" or "cpu"; of a compiled step with what decides its kernels, compute capability and number of SMs:
-    "cuda 9.0 132". `parallel` and `rank`: of several GPUs which, laid out how, as `Layout` writes it.
+    "cuda 9.0 132". `parallel` and `rank`: of several GPUs which, laid out how, as `Layout` writes it. `attention`:
+    "triton" or "sdpa", which matters to models with sliding windows alone: torch's takes a mask for them.
     """
 
     batch: int = 4
@@ -74,6 +75,7 @@ class Traced:
     cache: str = "dynamic"
     parallel: str = ONE_GPU
     rank: int = 0
+    attention: str = "sdpa"
 
     @property
     def layout(self) -> Layout:
@@ -324,6 +326,7 @@ class Run:
         shared["base_dtype"] = "auto" if base == usual else base
         shared["cache"] = "dynamic" if self.phase == "train" else cache_kind(self.cache, self.mode)
         shared["parallel"] = str(self.layout) if self.is_parallel else ONE_GPU
+        shared["attention"] = "triton" if self.attention == "triton" and not self.is_parallel else "sdpa"
         return Traced(**shared, device=device)
 
 

@@ -35,6 +35,7 @@ from flopcast.microbench import images
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.optimizers import make_optimizers
+from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
     TrainingStep,
@@ -45,7 +46,7 @@ from flopcast.microbench.recipe.training_step import (
     scaler_for,
     use_fused,
 )
-from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.models import Config, has_windows
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
@@ -157,14 +158,17 @@ def trace(
     phase: str = "train",
     context: int = 0,
     cache: str = "dynamic",
+    attention: str = "sdpa",
 ) -> Stream:
     """Traces one step of a transformers causal language model on fake tensors and returns its op stream: of training,
     or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
 
     `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
-    model is patched to run on the fused kernels (`kernels.patch_layers`). Raises ValueError when transformers refuses
-    the config, or the patch the model.
+    model is patched to run on the fused kernels (`kernels.patch_layers`). `attention` "triton": a model with sliding
+    windows calls the Triton attention; others launch the same on either. Raises ValueError when transformers refuses
+    the config, or the patch the model, and NotImplementedError for what the Triton attention lacks.
     """
+    attention = attention if has_windows(config, seq) else "sdpa"
     meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
             "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
     if fused != "none":
@@ -175,17 +179,20 @@ def trace(
         meta["finetune"] = finetune
     if base_dtype != "auto":
         meta["base_dtype"] = base_dtype
+    if attention != "sdpa":
+        meta["attention"] = attention
+    named = attention_implementation(attention)
     if phase != "train":
         meta |= {"phase": phase, "context": context, "optimizer": ""}
         if cache != "dynamic":
             meta["cache"] = cache
         with faking(device) as record:
-            model = build_model(config, precision=precision, base_dtype=base_dtype).eval()
+            model = build_model(config, named, precision, base_dtype=base_dtype).eval()
             ids = torch.zeros((batch, seq), dtype=torch.int64)
             return record(InferenceStep(model, ids, precision, device, phase, context, cache_kind=cache), meta)
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with faking(device) as record:
-            model = build_model(config, precision=precision, checkpoint=checkpoint, base_dtype=base_dtype)
+            model = build_model(config, named, precision, checkpoint, base_dtype)
             model = fine_tuned(model, finetune, lora_rank, lora_targets)
             use_fused(model, fused)
             input_ids = torch.zeros((batch, seq), dtype=torch.int64)

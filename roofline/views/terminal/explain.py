@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.step.questions.alternatives import Advice
     from flopcast.roofline.step.questions.call_roofline import CallRoofline
-    from flopcast.roofline.step.questions.explain import Explanation
+    from flopcast.roofline.step.questions.explain import Explanation, Windows
     from flopcast.roofline.step.questions.modes import Modes, ModeStep
     from flopcast.roofline.step.questions.side_by_side import Side
     from flopcast.roofline.stream.model.run import Run
@@ -41,6 +41,8 @@ def print_explanation(
     _print_step(found, run)
     _print_classes(found)
     console().print("\n".join(textwrap.wrap(f"Speed of light: {COUNTED}.", 118)))
+    if found.windows is not None:
+        _print_windows(found.windows)
     _print_modules(found)
     if found.syncs:
         waits = [
@@ -59,6 +61,16 @@ def print_explanation(
         _print_calls(calls)
     _print_advice(advice, step.unit)
     warn(step.warnings)
+
+
+def _print_windows(windows: Windows) -> None:
+    told = (
+        f"Sliding windows: {windows.calls:,} attention calls take {ms(windows.seconds)} ms. Their queries see pairs of "
+        f"{windows.flops:.3g} FLOPs; the kernels visit blocks of {windows.flops_visited:.3g} with what they "
+        f"recompute, {windows.flops_visited / windows.flops_causal:.0%} of the whole triangle's. No such call was "
+        "timed: their time is that of the blocks, at the pace of causal calls on an H200."
+    )
+    console().print("\n".join(textwrap.wrap(told, 118)))
 
 
 def _print_step(found: Explanation, run: Run) -> None:

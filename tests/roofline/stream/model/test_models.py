@@ -18,6 +18,8 @@ from flopcast.roofline.stream.model.models import (
     check_config,
     context_of,
     depth_for,
+    has_layers_of_two_kinds,
+    has_windows,
     ladder,
     load_config,
     make_config,
@@ -176,3 +178,20 @@ def test_the_printed_law_is_what_its_formula_says() -> None:
 def test_the_context_is_what_the_config_says(config: dict[str, Any], context: int | None) -> None:
     assert context_of(config) == context
     assert pretraining_seq(config) == min(context or 4096, 4096)
+
+
+def test_layers_with_windows() -> None:
+    """As transformers has it: a Qwen's only where it says so, from `max_window_layers` on; Gemma's by a pattern."""
+    mistral = {"model_type": "mistral", "num_hidden_layers": 4, "sliding_window": 64}
+    qwen = {"model_type": "qwen3", "num_hidden_layers": 4, "sliding_window": 64, "max_window_layers": 2}
+    gemma = {"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window": 64}
+    used = {**qwen, "use_sliding_window": True}
+    assert [has_windows(mistral, seq) for seq in (63, 64, 65)] == [False, True, True]
+    assert not has_windows({**mistral, "sliding_window": None}, 65)
+    assert has_windows({"model_type": "mistral"}, 4096)
+    assert not has_windows(qwen, 65)
+    assert has_windows(used, 65)
+    assert not has_windows({**gemma, "layer_types": ["full_attention"] * 4}, 65)
+    mixed = [mistral, qwen, used, {**used, "max_window_layers": 0}, {**used, "max_window_layers": 4}, gemma]
+    assert [has_layers_of_two_kinds(config, 65) for config in mixed] == [False, False, True, False, False, True]
+    assert not has_layers_of_two_kinds(gemma, 63)
