@@ -70,6 +70,11 @@ def distributed(
     return model
 
 
+def steps_to_settle(model: torch.nn.Module) -> int:
+    """The steps after which a rank's next one is a steady one."""
+    return 2 if isinstance(model, torch.nn.parallel.DistributedDataParallel) else 1
+
+
 def _compiled(module: torch.nn.Module, mode: str) -> torch.nn.Module:
     if mode == "eager":
         return module

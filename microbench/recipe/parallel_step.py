@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
-from flopcast.microbench.recipe.parallel_model import distributed, mesh_of, optimizers_of
+from flopcast.microbench.recipe.parallel_model import distributed, mesh_of, optimizers_of, steps_to_settle
 from flopcast.microbench.recipe.pipeline_step import PipelineStep, build_pipeline
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 
@@ -31,6 +31,13 @@ class ParallelStep(TrainingStep):
         """Runs two steps: DistributedDataParallel lays out its buckets when the second begins."""
         self.run()
         self.run()
+
+    def settle(self) -> None:
+        """Runs the fewest micro-batches after which steps are steady: as `warm_up`, for what takes no time of its own.
+        A single step makes the optimizer's states."""
+        few = replace(self, accumulate=1)
+        for _ in range(steps_to_settle(self.model)):
+            few.run()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """None where the parameters are gathered in bf16."""

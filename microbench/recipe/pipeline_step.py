@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
-from flopcast.microbench.recipe.parallel_model import distributed, optimizers_of
+from flopcast.microbench.recipe.parallel_model import distributed, optimizers_of, steps_to_settle
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model
 
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -73,6 +73,11 @@ class PipelineStep(TrainingStep):
         """Runs two steps, as those of a layout without a pipeline do."""
         self.run()
         self.run()
+
+    def settle(self) -> None:
+        """As `ParallelStep.settle`, of whole steps."""
+        for _ in range(steps_to_settle(self.model)):
+            self.run()
 
     def run_phases(self) -> torch.Tensor:
         self.zero_grad()

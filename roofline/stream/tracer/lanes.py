@@ -73,6 +73,10 @@ class Lanes:
         self._batches = 0
         self._sent: dict[int, int] = {}  # what was sent or received last, by lane, since `sending` began
 
+    def begin(self) -> None:
+        """Numbers batches from here on: a step's are the same, however many ran before it."""
+        self._batches = 0
+
     def number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 

@@ -154,6 +154,8 @@ def record_step(
         else:  # a function, which chose its optimizers
             names = dict.fromkeys(type(optimizer).__name__ for optimizer in parts.optimizers)
             meta = {**(meta or {}), "optimizer": " and ".join(names)}
+        if lanes is not None:
+            lanes.begin()
         if hasattr(step, "zero_grad"):
             step.zero_grad()
         if hasattr(step, "refill"):

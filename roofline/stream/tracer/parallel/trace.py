@@ -96,7 +96,7 @@ class RankRecording(Recording):
         self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None, lanes: Lanes | None = None
     ) -> Stream:
         meta = {**meta, "parallel": {"layout": str(self.layout), "rank": self.rank}}
-        return super().__call__(step, meta, first=first or step.warm_up, lanes=lanes or self.lanes)
+        return super().__call__(step, meta, first=first or step.settle, lanes=lanes or self.lanes)
 
 
 @contextlib.contextmanager
