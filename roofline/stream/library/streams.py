@@ -147,18 +147,18 @@ def folded_depth(traced: Traced) -> int:
 def has_bucket_each(traced: Traced) -> bool:
     """Whether the stream is stored with a bucket for each gradient: torch's own cross layers. That of a compiled step
     is not, whose graphs torch cuts where its buckets end."""
-    return traced.layout.reduces_gradients and traced.layout.pp == 1 and traced.mode == "eager"
+    return traced.layout.reduces_gradients and traced.mode == "eager"
 
 
 def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
     once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
     eager inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for
-    ZeRO-1, which divides the parameters of all layers among the ranks, for pipelines with a data-parallel part, which
-    reduce the gradients of all layers at the end, and for compiled steps of DistributedDataParallel."""
+    ZeRO-1, which divides the parameters of all layers among the ranks, and for compiled steps of
+    DistributedDataParallel."""
     is_alike = not has_layers_of_two_kinds(config, traced.seq) and not traced.finetune.startswith("last=")
     is_alike &= traced.phase == "train" or traced.mode != "eager"
-    is_alike &= traced.layout.kind != "zero1" and not (traced.layout.pp > 1 and traced.layout.kind)
+    is_alike &= traced.layout.kind != "zero1"
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
     is_alike &= traced.mode == "eager" or not traced.layout.reduces_gradients
     depth = depth_of(config) // traced.layout.pp

@@ -78,8 +78,11 @@ def _reductions(stream: Stream) -> list[int]:
 
 def _last_views(stream: Stream, reduced: list[int]) -> range:
     """Returns the ops after the last all-reduce by which the reducer looks at its buckets: one per gradient of the
-    folded stream."""
-    start = stop = reduced[-1] + 1 if reduced else 0
+    folded stream. A pipeline's later stages first work out what they send back."""
+    start = reduced[-1] + 1 if reduced else len(stream.ops)
+    while start < len(stream.ops) and stream.ops[start].name != _VIEW and stream.ops[start].phase == "backward":
+        start += 1
+    stop = start
     while stop < len(stream.ops) and stream.ops[stop].name == _VIEW:
         stop += 1
     return range(start, stop)

@@ -65,11 +65,14 @@ class _Unfolding:
         self.storages: list[Storage] = []
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
-        self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
+        self._places: dict[tuple[int | None, int | None], tuple[_Placed, _Placed]] = {}
         self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
         # roles of storages, and operands, as numbers: they are compared for every operand of every layer
         roles: dict[Any, int] = {}
-        self._roles = [roles.setdefault(role, len(roles)) for role in _storage_roles(stream)]
+        pairs = _alike(stream) if self.folded == FOLDED_PARALLEL else []
+        found = _linked(stream, pairs) if pairs else _storage_roles(stream)
+        self._roles = [roles.setdefault(role, len(roles)) for role in found]
+        self._likes = _likes(stream, pairs)
         operands: dict[Operand, int] = {}
         self._operands = [operands.setdefault(ref.operand, len(operands)) for ref in stream.tensors]
         self._grown = self._stacked()
@@ -80,7 +83,7 @@ class _Unfolding:
         by storage."""
         found: dict[int, Operand] = {}
         for op in self.source.ops:
-            if _is_multi_tensor(op) and packet(op.name) == "aten.stack":
+            if _is_multi_tensor(op) and packet(op.name) == "aten.stack" and self._homes[op.inputs[0]] is not None:
                 ((_, *rest),) = (self._tensors[made].operand.shape for made in op.outputs)
                 count = sum(len(self._layers_of(self._homes[tensor])) for tensor in op.inputs)
                 ref = self._tensors[op.outputs[0]]
@@ -143,12 +146,15 @@ class _Unfolding:
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """Yields (number, op, the layer it stands for), with each run of the middle layer's ops repeated in order."""
-        layers = range(self.middle, self.depth - 1)[:: -1 if is_reversed else 1]
+        layers = range(self.middle, self.depth - 1)
+        before: int | None = None  # the layer before the middle one
         for is_middle, run in groupby(ops, key=lambda each: each[1].layer == self.middle):
             block = list(run)
-            if is_middle:
-                yield from ((number, op, layer) for layer in layers for number, op in block)
+            if is_middle:  # what a backward reduces at its end goes from the first layer to the last
+                ascends = before < self.middle if before is not None else not is_reversed
+                yield from ((number, op, layer) for layer in layers[:: 1 if ascends else -1] for number, op in block)
             else:
+                before = next((op.layer for _, op in reversed(block) if op.layer is not None), before)
                 yield from ((number, op, op.layer and self._shifted(op.layer)) for number, op in block)
 
     def _with_waits(self, ops: list[Op], placed: Sequence[tuple[int, Op, int | None]]) -> list[Op]:
@@ -163,10 +169,13 @@ class _Unfolding:
 
         def found(wait: int, op: Op, layer: int | None) -> int:
             home = self.source.ops[wait].layer
-            at = self._place(home, None if op.layer is None or layer is None else layer - op.layer)
+            at = self._place(home, op.layer, None if op.layer is None or layer is None else layer - op.layer)
             folded = None if at is None else self.folded - 1 if at == last else min(at, self.middle)
             try:
-                return index[wait if folded == home else numbers[roles[wait], folded], at]
+                if folded == home:
+                    return index[wait, at]
+                like = self._likes.get((wait, folded))
+                return index[numbers[roles[wait], folded] if like is None else like, at]
             except KeyError:
                 raise NotDerivable(f"op {wait} of layer {home} has no like in layer {at}") from None
 
@@ -175,12 +184,15 @@ class _Unfolding:
             for made, (_, op, layer) in zip(ops, placed, strict=True)
         ]
 
-    def _place(self, home: int | None, by: int | None) -> int | None:
-        """Returns the layer that a layer of the folded stream is for an op that was moved `by` layers; None: an op
-        outside the stack, which refers to the first or the last layer."""
+    def _place(self, home: int | None, layer: int | None, by: int | None) -> int | None:
+        """Returns the layer that a layer of the folded stream is for an op of `layer` that was moved `by` layers; None:
+        an op outside the stack, which refers to the first or the last layer. So do these two to each other: a
+        micro-batch begins at the one where the one before ended."""
         if home is None:
             return None
-        return self._shifted(home) if by is None else min(max(home + by, 0), self.depth - 1)
+        if by is None or {home, layer} == {0, self.folded - 1}:
+            return self._shifted(home)
+        return min(max(home + by, 0), self.depth - 1)
 
     def _shifted(self, layer: int) -> int:
         """Returns the unfolded number of a layer: from the middle one on they are counted from the end."""
@@ -215,14 +227,14 @@ class _Unfolding:
     def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
         """Maps the tensors and storages of the folded stream to those of the unfolded one, for `op` in `layer`."""
         by = None if op.layer is None or layer is None else layer - op.layer
-        known = self._places.get(by)
+        known = self._places.get((by, op.layer))
         if known is None:
 
             def placed(storage: int) -> int | None:
                 moved = self._moved.get(storage)
-                return self._place(self._storages[storage].layer, by) if moved is None else moved
+                return self._place(self._storages[storage].layer, op.layer, by) if moved is None else moved
 
-            known = self._places[by] = (
+            known = self._places[by, op.layer] = (
                 _Placed(lambda tensor: self._tensor(tensor, placed(self._tensors[tensor].storage))),
                 _Placed(lambda storage: self._storage(storage, placed(storage))),
             )
@@ -383,6 +395,72 @@ def _op_roles(stream: Stream) -> list[tuple[int, int]]:
             roles.append((run, counts[op.layer]))
             counts[op.layer] += 1
     return roles
+
+
+def _alike(stream: Stream) -> list[tuple[int, int]]:
+    """Lists the ops of the second layer with those of the third, the middle one, that do the same. Raises NotDerivable
+    where the two do not make the same calls."""
+    second, third = (
+        [number for number, op in enumerate(stream.ops) if op.layer == layer] for layer in (1, FOLDED_PARALLEL - 2)
+    )
+    names = [[(stream.ops[number].phase, stream.ops[number].name) for number in layer] for layer in (second, third)]
+    if names[0] != names[1]:
+        raise NotDerivable("the second and the third layer make other calls")
+    return list(zip(second, third, strict=True))
+
+
+def _linked(stream: Stream, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns the role of each storage in its layer: that of the storage one layer on with which an op of the third
+    layer does what the like op of the second one does with this. Of those that no such op uses, one is like another
+    that is first touched alike; what the first or the last layer has beyond others, as to gather its own parameters,
+    is like none."""
+    homes = [storage.layer for storage in stream.storages]
+    following: dict[int, int] = {}
+    for one, other in ((stream.ops[i], stream.ops[j]) for i, j in pairs):
+        before, after = ([stream.tensors[i].storage for i in (*op.inputs, *op.outputs)] for op in (one, other))
+        for old, new in zip(before, after, strict=True):
+            home, next_home = homes[old], homes[new]
+            if home is not None and next_home == home + 1 and following.setdefault(old, new) != new:
+                raise NotDerivable("the second and the third layer use memory in other ways")
+    preceding = {new: old for old, new in following.items()}
+    touched = {(role, homes[storage]): storage for storage, role in enumerate(_first_touched(stream))}
+    for (role, home), new in touched.items():
+        if home is not None and new not in preceding:
+            old = touched.get((role, home - 1))
+            if old is not None and old not in following:
+                preceding[new], following[old] = old, new
+    roles = list(range(len(homes)))
+    for storage in sorted(preceding, key=lambda storage: homes[storage] or 0):
+        roles[storage] = roles[preceding[storage]]
+    return roles
+
+
+def _first_touched(stream: Stream) -> list[Any]:
+    """Returns where the ops of its layer first touch each storage: (phase, operator, module, n-th of them, n-th
+    operand)."""
+    found: list[Any] = [("once", i) for i in range(len(stream.storages))]
+    counts: Counter[Any] = Counter()
+    for op in stream.ops:
+        part = op.phase, op.name, _rename(op.module, op.layer, -1)
+        counts[part, op.layer] += 1
+        for operand, tensor in enumerate((*op.inputs, *op.outputs)):
+            storage = stream.tensors[tensor].storage
+            if found[storage][0] == "once" and stream.storages[storage].layer == op.layer:
+                found[storage] = (*part, counts[part, op.layer], operand)
+    return found
+
+
+def _likes(stream: Stream, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Returns, by an op that others wait for and a layer, the op that those of the layer before or after wait for."""
+    found: dict[tuple[int, int], int] = {}
+    for i, j in pairs:
+        one, other = ({stream.ops[wait].lane: wait for wait in stream.ops[op].waits} for op in (i, j))
+        for lane in one.keys() & other.keys():
+            old, new = one[lane], other[lane]
+            home, next_home = stream.ops[old].layer, stream.ops[new].layer
+            if home is not None and next_home is not None and next_home == home + 1:
+                found[new, home], found[old, next_home] = old, new
+    return found
 
 
 def _storage_roles(stream: Stream) -> list[Any]:

@@ -72,6 +72,15 @@ class ModuleStack:
         return [module for module in self.names if module not in inside] if compiled else None
 
     @contextlib.contextmanager
+    def inside(self, module: torch.nn.Module) -> Iterator[None]:
+        """Within the context a module is taken to be running."""
+        self._stack.append(self.names.get(module, ""))
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextlib.contextmanager
     def watching(self, entered: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Follows the modules of the models within the context; `entered` is called when a module begins that is not
         inside another."""

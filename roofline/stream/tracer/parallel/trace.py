@@ -26,6 +26,7 @@ from flopcast.roofline.stream.tracer.parallel.world import (
     followed_streams,
     known_shapes,
     real_meshes,
+    reduced_by_layer,
     unseen_shapes,
 )
 from flopcast.roofline.stream.tracer.trace import Recording, faking, trace_made
@@ -113,6 +114,8 @@ def among_ranks(
         stack.enter_context(unseen_shapes())
         stack.enter_context(known_shapes())
         stack.enter_context(fake_reducers())
+        if layout.pp > 1:
+            stack.enter_context(reduced_by_layer())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None
         yield RankRecording(
             record.values, record.watch_compiler, record.hosts, layout=layout, rank=rank, mesh=mesh, lanes=lanes,

@@ -240,6 +240,29 @@ def known_shapes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def reduced_by_layer() -> Iterator[None]:
+    """Within the context what a pipeline's schedule reduces after its last micro-batch belongs to the module whose
+    gradients these are: `fully_shard` is then called by no module and no node of a backward."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    owner: Any = FSDPParamGroup
+    reduce = owner.post_backward
+
+    def reduced(group: Any, *args: Any) -> Any:
+        if torch._C._current_autograd_node() is not None:
+            return reduce(group, *args)
+        with contextlib.ExitStack() as stack:
+            for mode in _get_current_dispatch_mode_stack():
+                if isinstance(mode, Recorder):
+                    stack.callback(mode.leave)
+                    stack.enter_context(mode.modules.inside(group.modules[0]))
+            return reduce(group, *args)
+
+    with replaced(owner, "post_backward", reduced):
+        yield
+
+
+@contextlib.contextmanager
 def real_streams() -> Iterator[Lanes]:
     """As `followed_streams`, of the CUDA streams and events of a real GPU, which go on working."""
     record, wait = torch.cuda.Event.record, torch.cuda.Event.wait

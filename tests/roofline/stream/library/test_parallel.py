@@ -18,7 +18,9 @@ from flopcast.roofline.stream.model.models import load_config, make_config, n_pa
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_buckets import to_buckets
+from flopcast.roofline.stream.ops.to_buckets import to_buckets, with_buckets
+from flopcast.roofline.stream.ops.to_depth import to_depth
+from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
@@ -44,14 +46,30 @@ def calls(stream: Stream) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["hsdp=2x2", "tp=2", "tp=2,fsdp=2", "cp=2,fsdp=2"]
+    ("layout", "accumulate"), [("hsdp=2x2", 1), ("tp=2", 1), ("tp=2,fsdp=2", 1), ("cp=2,fsdp=2", 2)]
 )  # and in test_trace_rank.py fsdp and ddp
-def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str) -> None:
-    stream = get_stream(CONFIG, asked(layout))
+def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str, accumulate: int) -> None:
+    traced = asked(layout, accumulate=accumulate)
+    stream = get_stream(CONFIG, traced)
     assert stream.depth == 6
     assert stream.n_params == n_params(CONFIG)
     assert collectives(stream)
-    assert calls(stream) == calls(trace_now(CONFIG, asked(layout)))
+    assert calls(stream) == calls(trace_now(CONFIG, traced))
+
+
+@pytest.mark.parametrize(("layout", "rank"), [("fsdp=2,pp=2", 0), ("ddp=2,pp=2", 2)])
+def test_a_stage_of_replicas_at_any_depth_is_that_of_a_whole_trace(layout: str, rank: int) -> None:
+    """Of the first stage the last layer gathers its own parameters too, of which no layer before shows an example. A
+    stage reduces its gradients after the last micro-batch, the first layer's first."""
+    deep, traced = with_depth(CONFIG, 10), replace(asked(layout, accumulate=2, seq=16), rank=rank)
+    found = to_depth(trace_now(streams.folded(deep, traced), traced), 5)
+    if layout == "ddp=2,pp=2":
+        found, want = to_buckets(found), with_buckets(trace_rank(deep, traced))  # torch's own
+    else:
+        want = trace_now(deep, traced)
+        assert in_order(found) == in_order(want)
+    assert calls(found) == calls(want)
+    assert found.n_params == want.n_params
 
 
 @pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2"])
