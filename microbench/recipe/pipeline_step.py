@@ -13,7 +13,7 @@ the last micro-batch, as Megatron does: torch's pipelining leaves that to its us
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,10 +58,11 @@ class Stage(torch.nn.Module):
 
 @dataclass
 class PipelineStep(TrainingStep):
-    """One rank's step. `batch` is that of all micro-batches, `schedule` torch's, `ends` the group of the first and the
-    last stage where they share a weight that this rank has, and `shared` that weight."""
+    """One rank's step. `batch` is that of all micro-batches, `schedule` torch's, `of_one` that of a single one, `ends`
+    the group of the first and the last stage where they share a weight that this rank has, and `shared` that weight."""
 
     schedule: Any = None
+    of_one: Any = None
     is_first: bool = False
     is_last: bool = False
     ends: dist.ProcessGroup | None = None
@@ -75,9 +76,13 @@ class PipelineStep(TrainingStep):
         self.run()
 
     def settle(self) -> None:
-        """As `ParallelStep.settle`, of whole steps."""
+        """As `ParallelStep.settle`. What the schedule does before its first step is done too."""
+        tokens = self.batch["input_ids"]
+        first = tokens[: len(tokens) // self.accumulate]
+        few = replace(self, schedule=self.of_one, batch={"input_ids": first})
         for _ in range(steps_to_settle(self.model)):
-            self.run()
+            few.run()
+        self.schedule._initialize_stage((first,) if self.is_first else (), {})
 
     def run_phases(self) -> torch.Tensor:
         self.zero_grad()
@@ -134,7 +139,8 @@ def build_pipeline(
     return PipelineStep(
         module, optimizers_of(module, layout, optimizer, foreach), {"input_ids": tokens}, precision, device,
         accumulate=accumulate,
-        schedule=_SCHEDULES[layout.schedule](made, **given), is_first=is_first, is_last=is_last,
+        schedule=_SCHEDULES[layout.schedule](made, **given), of_one=ScheduleGPipe(made, **{**given, "n_microbatches": 1}),
+        is_first=is_first, is_last=is_last,
         ends=_ends(layout) if is_tied else None, shared=embedding.weight if is_first or is_last else None,
     )  # fmt: skip
 
