@@ -139,8 +139,8 @@ def build_pipeline(
     return PipelineStep(
         module, optimizers_of(module, layout, optimizer, foreach), {"input_ids": tokens}, precision, device,
         accumulate=accumulate,
-        schedule=_SCHEDULES[layout.schedule](made, **given), of_one=ScheduleGPipe(made, **{**given, "n_microbatches": 1}),
-        is_first=is_first, is_last=is_last,
+        schedule=_SCHEDULES[layout.schedule](made, **given), is_first=is_first, is_last=is_last,
+        of_one=ScheduleGPipe(made, **{**given, "n_microbatches": 1}),
         ends=_ends(layout) if is_tied else None, shared=embedding.weight if is_first or is_last else None,
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from flopcast.roofline.stream.tracer.parallel.world import (
     fake_world,
     followed_streams,
     known_shapes,
+    parts_of_one_rank,
     real_meshes,
     reduced_by_layer,
     unseen_shapes,
@@ -114,6 +115,7 @@ def among_ranks(
         stack.enter_context(unseen_shapes())
         stack.enter_context(known_shapes())
         stack.enter_context(fake_reducers())
+        stack.enter_context(parts_of_one_rank())
         if layout.pp > 1:
             stack.enter_context(reduced_by_layer())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None

@@ -187,3 +187,43 @@ def test_a_world_does_not_go_on_with_the_groups_of_the_one_before() -> None:
     divided = [one for one in collectives(stream) if "functional" in stream.ops[one.op].name]
     assert {(one.ranks, one.stride) for one in divided} <= {(2, 1), (4, 2)}
     assert (2, 1) in {(one.ranks, one.stride) for one in divided}
+
+
+@pytest.mark.parametrize(
+    ("layout", "accumulate", "rank"), [("ddp=2", 3, 0), ("fsdp=2,pp=2", 3, 0), ("ddp=2,pp=2", 2, 2)]
+)
+def test_a_step_is_steady_after_the_fewest_micro_batches(
+    layout: str, accumulate: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the two whole steps that real ranks run first: neither states nor buckets nor what is sent differ."""
+    from flopcast.microbench.recipe.parallel_step import ParallelStep
+    from flopcast.microbench.recipe.pipeline_step import PipelineStep
+    from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
+
+    run = Traced(batch=1, seq=16, accumulate=accumulate, parallel=layout, rank=rank)
+    settled = trace_rank(config(2), run)
+    for kind in (ParallelStep, PipelineStep):
+        monkeypatch.setattr(kind, "settle", kind.warm_up)
+    assert trace_rank(config(2), run) == settled
+
+
+def test_parts_of_parameters_are_those_that_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
+    from flopcast.roofline.stream.tracer.parallel.world import parts_of_one_rank
+
+    own = _fsdp_param._chunk_with_empty
+    for size, count in ((12, 4), (10, 4), (3, 8), (1, 2)):
+        tensor = torch.arange(2 * size).view(size, 2)
+        with parts_of_one_rank():
+            found = _fsdp_param._chunk_with_empty(tensor, count, 0)
+        for number, part in enumerate(own(tensor, count, 0)):
+            assert torch.equal(found[number], part), (size, count, number)
+
+    def all_made(*_: object) -> None:
+        raise AssertionError("the parts of all ranks are made")
+
+    monkeypatch.setattr(_fsdp_param, "_chunk_with_empty", all_made)
+    assert collectives(trace_rank(config(1), Traced(batch=1, seq=16, parallel="fsdp=64")))
