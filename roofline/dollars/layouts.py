@@ -323,6 +323,7 @@ def _begin(parent: int, work: Workload, vary: Vary | None) -> None:
     _given = work, vary
 
 
+@no_garbage_collection()  # until the step is forgotten: the collection that follows looks at all that is left
 def _forecast_one(run: Run) -> LaidOut:
     assert _given is not None
     (found,) = forecast_runs(_given[0], [run], _given[1])

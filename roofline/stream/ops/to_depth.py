@@ -83,9 +83,10 @@ class _Unfolding:
         by storage."""
         found: dict[int, Operand] = {}
         for op in self.source.ops:
-            if _is_multi_tensor(op) and packet(op.name) == "aten.stack" and self._homes[op.inputs[0]] is not None:
+            homes = [self._homes[tensor] for tensor in op.inputs]
+            if _is_multi_tensor(op) and packet(op.name) == "aten.stack" and any(home is not None for home in homes):
                 ((_, *rest),) = (self._tensors[made].operand.shape for made in op.outputs)
-                count = sum(len(self._layers_of(self._homes[tensor])) for tensor in op.inputs)
+                count = sum(len(self._layers_of(home)) for home in homes)
                 ref = self._tensors[op.outputs[0]]
                 found[ref.storage] = replace(ref.operand, shape=(count, *rest))
         return found
@@ -107,6 +108,7 @@ class _Unfolding:
             ops = self._with_waits(ops, placed)
         if "repeated" in meta:
             self._hold_all()
+        self._places.clear()  # they hold this object, which would wait for a collection of garbage
         repeated = int(self.source.meta["layer_params"]) * more
         return replace(
             self.source,
