@@ -176,7 +176,7 @@ class _Unfolding:
             try:
                 if folded == home:
                     return index[wait, at]
-                like = self._likes.get((wait, folded))
+                like = None if folded is None else self._likes.get((wait, folded))
                 return index[numbers[roles[wait], folded] if like is None else like, at]
             except KeyError:
                 raise NotDerivable(f"op {wait} of layer {home} has no like in layer {at}") from None
@@ -428,9 +428,9 @@ def _linked(stream: Stream, pairs: Sequence[tuple[int, int]]) -> list[int]:
     touched = {(role, homes[storage]): storage for storage, role in enumerate(_first_touched(stream))}
     for (role, home), new in touched.items():
         if home is not None and new not in preceding:
-            old = touched.get((role, home - 1))
-            if old is not None and old not in following:
-                preceding[new], following[old] = old, new
+            before_it = touched.get((role, home - 1))
+            if before_it is not None and before_it not in following:
+                preceding[new], following[before_it] = before_it, new
     roles = list(range(len(homes)))
     for storage in sorted(preceding, key=lambda storage: homes[storage] or 0):
         roles[storage] = roles[preceding[storage]]
