@@ -303,6 +303,8 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
     require_known("direction", shape.direction, ("fwd", "bwd"))
     if shape.window and not shape.causal:
         raise ValueError(f"{shape.key}: a window is of causal attention")
+    if shape.documents > shape.seq:
+        raise ValueError(f"{shape.key}: a document has a token at least")
     heads = (shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if shape.direction == "bwd" else ()))
     sizes = ((shape.batch, shape.seq, n, shape.head_dim) for n in heads)
     return tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
@@ -318,21 +320,32 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
     if shape.dtype == "tf32":
         raise BackendUnavailable("attention in tf32 is not offered: use bf16, fp16 or fp32")
     q, k, v = operands[:3]
-    causal, window = shape.causal, shape.window
     if backend == "triton":
-        o, lse = forward(q, k, v, causal, None, window)
+        how = (shape.causal, None, shape.window, _spans(shape, q.device))
+        o, lse = forward(q, k, v, *how)
         if shape.direction == "fwd":
-            return lambda: forward(q, k, v, causal, None, window)[0]
-        return lambda: backward(operands[3], q, k, v, o, lse, causal, None, window)
-    if window:
-        raise BackendUnavailable(f"backend {backend} has no windows but by a mask of all pairs: triton has")
+            return lambda: forward(q, k, v, *how)[0]
+        return lambda: backward(operands[3], q, k, v, o, lse, *how)
+    if shape.window or shape.documents:
+        raise BackendUnavailable(
+            f"backend {backend} has no windows but by a mask of all pairs, nor packed documents: triton has"
+        )
     return prepare_sdpa(shape, backend, operands)
+
+
+def _spans(shape: Attention, device: torch.device) -> Tensor | None:
+    """The documents of the shape's rows, as the kernels take them."""
+    if not shape.documents:
+        return None
+    ids = torch.arange(max(shape.documents, 1)).repeat_interleave(torch.tensor(shape.document_lengths))
+    return packed.from_ids(ids.to(device).expand(shape.batch, -1))
 
 
 def _by_definition(
     operands: Sequence[Tensor], shape: Attention, documents: Tensor | None, dtype: torch.dtype
 ) -> Outputs:
     q, k, v = operands[:3]
+    documents = _spans(shape, q.device) if documents is None else documents
     how = (shape.causal, shape.head_dim**-0.5, dtype, shape.window, documents)
     if shape.direction == "fwd":
         return attention_math(q, k, v, *how)

@@ -59,8 +59,14 @@ def _ends(documents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(documents))
 
 
-def band_of(shape: Attention, documents: tuple[int, ...] = ()) -> Band:
-    return Band(shape.seq, shape.causal, shape.window if shape.window < shape.seq else 0, documents)
+def band_of(shape: Attention) -> Band:
+    lengths = shape.document_lengths if shape.documents else ()
+    return Band(shape.seq, shape.causal, shape.window if shape.window < shape.seq else 0, lengths)
+
+
+def is_banded(shape: Attention) -> bool:
+    """Whether the plain kernels run it, on Hopper too."""
+    return shape.window > 0 or shape.documents > 0
 
 
 class Visits(NamedTuple):
@@ -90,10 +96,10 @@ def visits(kernel: str, band: Band, tile: Tile) -> tuple[Visits, ...]:
     return tuple(found)
 
 
-def flops_visited(shape: Attention, config: AttentionConfig, documents: tuple[int, ...] = ()) -> int:
+def flops_visited(shape: Attention, config: AttentionConfig) -> int:
     """FLOPs that the kernels of a call make, 2 per multiply-add: of all pairs of the blocks that they visit. What they
     recompute counts (the backward makes seven products of the five of `Attention.flops`)."""
-    band = band_of(shape, documents)
+    band = band_of(shape)
     names = ("forward",) if shape.direction == "fwd" else ("dkdv", "dq")
     pairs = 0
     for name in names:

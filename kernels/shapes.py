@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
+from random import Random
 from typing import Annotated, Any, Literal
 
 DTYPE_BYTES = {
@@ -32,7 +34,8 @@ class Gemm:
 
     `layout` says how A and B lie in memory ("n": row-major as written, "t": stored transposed):
     nt: x[m, k] W[n, k]^T (forward), nn: g[m, k] W[k, n] (dgrad), tn: g[k, m]^T x[k, n] (wgrad).
-    dtype "tf32" is fp32 data multiplied in tf32.
+    dtype "tf32" is fp32 data multiplied in tf32; "fp8" is e4m3 scaled by a factor per tensor or, with `row_scales`, per
+    row of both operands, and its result is bf16.
     """
 
     m: Size
@@ -41,6 +44,7 @@ class Gemm:
     dtype: Dtype = "bf16"
     layout: Annotated[str, Layout] = "nt"
     batch: Size = 1
+    row_scales: bool = False
 
     @property
     def flops(self) -> int:
@@ -48,12 +52,15 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
+        size = DTYPE_BYTES[self.dtype]
+        of_result = DTYPE_BYTES["bf16"] if self.dtype == "fp8" else size
+        return self.batch * ((self.m * self.k + self.k * self.n) * size + self.m * self.n * of_result)
 
     @property
     def key(self) -> str:
         batch = f"{self.batch}x" if self.batch > 1 else ""
-        return f"gemm/{self.layout}/{self.dtype}/{batch}{self.m}x{self.n}x{self.k}"
+        scales = "+rows" if self.row_scales else ""
+        return f"gemm/{self.layout}/{self.dtype}{scales}/{batch}{self.m}x{self.n}x{self.k}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,8 @@ class Attention:
 
     `window`: a query sees this many keys, itself the last (0: all), of causal attention; the pairs of the triangle that
     lie beyond do not count.
+    `documents`: each row of the batch packs this many (0 or 1: one), of lengths that `document_lengths` draws; a query
+    sees keys of its own.
     `mask`: a tensor, added to the scores, says which keys a query sees, so that all pairs count, and of it one row
     per query is read. `dropout`: weights are dropped at random.
     """
@@ -81,11 +90,24 @@ class Attention:
     mask: bool = False
     dropout: bool = False
     window: Count = 0
+    documents: Count = 0
+
+    @property
+    def document_lengths(self) -> tuple[int, ...]:
+        """Lengths of the documents of a row, of cuts that are drawn evenly; the same in each row and for each shape of
+        as many tokens and documents."""
+        if self.documents < 2:
+            return (self.seq,)
+        cuts = Random(f"{self.documents} of {self.seq}").sample(range(1, self.seq), self.documents - 1)
+        return tuple(end - start for start, end in pairwise((0, *sorted(cuts), self.seq)))
 
     @property
     def flops(self) -> int:
-        beyond = max(0, self.seq - self.window) if self.window else 0
-        forward = 4 * self.batch * self.heads * (self.seq * self.seq - beyond * beyond) * self.head_dim
+        pairs = 0
+        for length in self.document_lengths:
+            beyond = max(0, length - self.window) if self.window else 0
+            pairs += length * length - beyond * beyond
+        forward = 4 * self.batch * self.heads * pairs * self.head_dim
         if self.causal:
             forward //= 2
         return forward if self.direction == "fwd" else forward * 5 // 2
@@ -102,7 +124,9 @@ class Attention:
     @property
     def key(self) -> str:
         mask = ("causal" if self.causal else "masked" if self.mask else "full") + self.dropout * "+dropout"
-        mask += f"+window{self.window}" if self.window else ""
+        mask += (f"+window{self.window}" if self.window else "") + (
+            f"+documents{self.documents}" if self.documents else ""
+        )
         return (
             f"attention/{self.direction}/{mask}/{self.dtype}/"
             f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
@@ -321,9 +345,9 @@ Shape = Gemm | Attention | Call
 def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
     """A shape as a JSON-ready dictionary; `shape_from_json` inverts it but for fused ones."""
     fields = asdict(shape)
-    if isinstance(shape, Attention):  # files from before there were these have none
-        later = ("mask", "dropout", "window")
-        fields = {name: value for name, value in fields.items() if value or name not in later}
+    # files from before there were these have none
+    later = ("mask", "dropout", "window", "documents", "row_scales")
+    fields = {name: value for name, value in fields.items() if value or name not in later}
     return {"kind": type(shape).__name__.lower(), **fields}
 
 

@@ -70,6 +70,8 @@ _OPERATION = {
 
 def operation_of(shape: Mapping[str, Any]) -> str:
     """The operation of a row's shape; for a call that is not one of flopcast's operators, the call's own name."""
+    if shape.get("dtype") == "fp8":
+        return "scaled_matmul"
     if shape.get("kind") != "call":
         return str(shape.get("kind"))
     return _operation_of_operator(str(shape.get("op")).split(".")[1])

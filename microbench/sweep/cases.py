@@ -27,7 +27,8 @@ class KernelModule(Protocol):
 
 def kernel_module(shape: Shape) -> KernelModule:
     """The module that runs this kind of shape, imported when first needed."""
-    name = "matmul" if isinstance(shape, Gemm) else "attention" if isinstance(shape, Attention) else "aten"
+    of_gemm = "fp8_products" if isinstance(shape, Gemm) and shape.dtype == "fp8" else "matmul"
+    name = of_gemm if isinstance(shape, Gemm) else "attention" if isinstance(shape, Attention) else "aten"
     module: Any = importlib.import_module(f"flopcast.kernels.{name}")
     return module  # type: ignore[no-any-return]
 

@@ -184,7 +184,7 @@ def _corners(shape: Gemm, widths: dict[str, int], against: int) -> Iterator[tupl
         share = 1.0
         for *_, part in corner:
             share *= part
-        yield Gemm(**sides, dtype=shape.dtype, layout=shape.layout), share
+        yield Gemm(m=sides["m"], n=sides["n"], k=sides["k"], dtype=shape.dtype, layout=shape.layout), share
 
 
 def _work(shape: Gemm) -> Work:

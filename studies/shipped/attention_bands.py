@@ -4,7 +4,9 @@
 
 Before Hopper had kernels of its own, its attention ran on the plain ones with the tiles that windows run on today:
 `FIT` and `JUDGE` are the folders of rows from then (bf16, head_dim 128). Judged by shapes that no fitted row has.
-`--write` replaces the shipped parameters; the deviation is that of the judged calls.
+Rows of windows and documents, which `flopcast bench --suite attention` measures, are told apart, those of the fit and
+of the holdout: they say what the law of causal calls lacks. `--write` replaces the shipped parameters; the deviation is
+that of the judged calls.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from flopcast.kernels.attention_blocks import is_banded
 from flopcast.kernels.shapes import Attention, shape_from_json
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.library.attention_band import (
@@ -50,6 +53,7 @@ class Row:
     shape: Attention
     seconds: float
     kernels: dict[str, float]
+    role: str = "fit"
 
 
 def main() -> None:
@@ -57,6 +61,10 @@ def main() -> None:
     part = part_of(find_profile(GPU), "bf16")
     assert part is not None
     fit, judge = (rows_of(options.folder, cards) for cards in (FIT, JUDGE))
+    fit, judge = ([row for row in rows if not is_banded(row.shape)] for rows in (fit, judge))
+    banded = [row for row in rows_of(options.folder, cards_in(options.folder)) if is_banded(row.shape)]
+    parts = {"Windows and documents": [row for row in banded if row.role == "fit"],
+             "Windows and documents, held out": [row for row in banded if row.role == "holdout"]}  # fmt: skip
     known_shapes = {row.shape for row in fit}
     judge = [row for row in judge if row.shape not in known_shapes]
     known = fitted_paces(fit, part)
@@ -64,7 +72,16 @@ def main() -> None:
     sigma = float(np.sqrt(np.mean(np.square(errors))))
     source = f"{len(fit)} causal calls of {len(known_shapes)} shapes; deviation by {len(judge)} of other shapes"
     known = Fitted(gpu=GPU, paces=known.paces, reading=known.reading, sigma=sigma, source=source)
-    hand_over(report({"Fitted": fit, "Judged": judge}, part, known), known, FILE, options)
+    hand_over(
+        report({"Fitted": fit, "Judged": judge} | {k: v for k, v in parts.items() if v}, part, known),
+        known,
+        FILE,
+        options,
+    )
+
+
+def cards_in(folder: Path) -> list[str]:
+    return sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("measurements.jsonl.gz"))
 
 
 def rows_of(folder: Path, cards: Sequence[str]) -> list[Row]:
@@ -76,7 +93,7 @@ def rows_of(folder: Path, cards: Sequence[str]) -> list[Row]:
                 if kind == ("attention", "triton", "ok"):
                     shape = shape_from_json(row["shape"])
                     assert isinstance(shape, Attention)
-                    found.append(Row(shape, row["seconds"], dict(row["kernels"])))
+                    found.append(Row(shape, row["seconds"], dict(row["kernels"] or ()), row["role"]))
     return found
 
 
@@ -107,7 +124,7 @@ def fitted_paces(rows: Sequence[Row], part: Part) -> Fitted:
     return Fitted(gpu=GPU, paces=paces, reading=Reading(float(floor), float(share)), sigma=0.0, source="")
 
 
-def report(parts: dict[str, Sequence[Row]], part: Part, known: Fitted) -> str:
+def report(parts: Mapping[str, Sequence[Row]], part: Part, known: Fitted) -> str:
     head = ["call", "measured, us", "forecast, us", "error"]
     told = "Causal calls on the plain Triton attention, bf16, medians. `python -m studies.shipped.attention_bands`."
     shown = ["# Paces of the plain attention", "", told]

@@ -10,15 +10,17 @@ from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, PRODUCTS, save, shipped_path
+from flopcast.roofline.gpu.suites import ATTENTION, BANDS, FP8, FUSED, OF_TRITON, PRODUCTS, save, shipped_path
 from studies.command import parser_of
 from studies.suites import beside
-from studies.suites.attention import triton_cases
+from studies.suites.attention import banded_cases, triton_cases
 from studies.suites.build import build, works
 from studies.suites.calls import fused_cases
 from studies.suites.duration import describe_duration, durations
 from studies.suites.plans import FUSED_SOURCES, PLANS, labels
-from studies.suites.products import product_cases
+from studies.suites.products import fp8_cases, product_cases
+
+DRAWN = {ATTENTION: triton_cases, BANDS: banded_cases, PRODUCTS: product_cases, FP8: fp8_cases}
 
 
 def main() -> None:
@@ -38,12 +40,10 @@ def remake(names: Iterable[str]) -> None:
     for name in names:
         if name == FUSED:
             cases, sources = fused_cases(*(works(own, "cuda") for own in FUSED_SOURCES.values())), labels(FUSED_SOURCES)
-        elif name == ATTENTION:
-            cases, sources = triton_cases(), {}
         elif name in beside.SOURCES:
             cases, sources = beside.cases_of(name), labels(beside.SOURCES[name])
-        elif name == PRODUCTS:
-            cases, sources = product_cases(), {}
+        elif name in DRAWN:
+            cases, sources = DRAWN[name](), {}
         else:
             cases, sources = build(PLANS[name]), labels(PLANS[name].sources)
         save(cases, shipped_path(name), sources=sources)

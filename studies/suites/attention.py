@@ -104,6 +104,37 @@ def triton_cases() -> list[SuiteCase]:
     return list(and_hot([*fit, *held]))
 
 
+# Of `bench --suite bands`, windows and packed documents: (configurations, head_dim, windows, numbers of documents), all
+# forward and backward, cold. A window is a constant of the kernels, each of which is compiled for it, in seconds: few
+# are measured, one judges alone.
+BANDED = {
+    "fit": ((12, 128, (128, 1024, 4096), (0,)), (8, 128, (0,), (2, 4, 8, 16, 32)), (4, 128, (1024,), (4, 16)),
+            (4, 64, (1024,), (0,)), (4, 64, (0,), (4, 16))),
+    "holdout": ((6, 128, (512,), (0,)), (5, 128, (0,), (3, 6, 12, 24)), (3, 128, (512,), (3, 12))),
+}  # fmt: skip
+BANDED_RANGE = replace(TRITON_RANGE, lengths=(1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384))
+
+
+def banded_cases() -> list[SuiteCase]:
+    """Of Triton's attention where windows and documents hide keys; none of the holdout's shapes is among the fit's."""
+    taken: set[Attention] = set()
+    cases = []
+    for role in ("fit", "holdout"):
+        rng = random.Random(SEEDS[role] + 100)
+        for count, head_dim, windows, documents in BANDED[role]:
+            for number in range(count):
+                window, packed = windows[number % len(windows)], documents[number % len(documents)]
+                drawn = partial(_banded, rng, head_dim, window, packed)
+                (shape,) = distinct(drawn, taken, 1)
+                cases += [SuiteCase(both, "triton", "cold", role) for both in directions(shape)]
+    return cases
+
+
+def _banded(rng: random.Random, head_dim: int, window: int, documents: int) -> Attention:
+    whole = first(partial(draw, rng, True, head_dim, BANDED_RANGE), lambda shape: shape.seq > window)
+    return replace(whole, window=window, documents=documents)
+
+
 def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:
     """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
     for case in cases:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flopcast.kernels.shapes import Gemm
+from flopcast.roofline.gpu.library.attention_mask import plain
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.stream.lowering.describe import describe
@@ -38,7 +39,7 @@ class ClassDuration:
 def durations(cases: Sequence[SuiteCase], profile: Profile) -> list[ClassDuration]:
     """The durations by class, the longest first."""
     works = [describe(case.shape) for case in cases]
-    times = profile.estimate([(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)])
+    times = profile.estimate([(plain(work), case.backend, case.cache) for work, case in zip(works, cases, strict=True)])
     found: dict[str, list[tuple[SuiteCase, float]]] = defaultdict(list)
     for case, work, time in zip(cases, works, times, strict=True):
         found[work.op_class].append((case, case_seconds(case, work.op_class, time.seconds)))

@@ -94,6 +94,19 @@ def test_windows_and_documents(config: A.AttentionConfig, causal: bool, window: 
     )
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_benchmarks_call_with_a_window_and_documents(direction: str) -> None:
+    shape = Attention(
+        batch=2, heads=1, kv_heads=1, seq=33, head_dim=16, dtype="fp16", window=9, documents=3, direction=direction
+    )
+    operands = A.operands(shape, "cpu")
+    out = A.prepare(shape, "triton", operands)()
+    error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
+    assert error <= tolerance
+    whole = replace(shape, window=0, documents=0)
+    assert A.check(out, A.reference(operands, whole), operands, whole)[0] > tolerance
+
+
 def test_each_row_of_a_batch_has_its_own_documents() -> None:
     shape = Attention(batch=2, heads=1, kv_heads=1, seq=33, head_dim=16, dtype="fp32")
     run(shape, WIDE, spans_of([1, 15, 17], [20, 13]))

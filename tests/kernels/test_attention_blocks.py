@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flopcast.kernels.attention_blocks import Band, Visits, flops_visited, visits
 from flopcast.kernels.attention_config import AttentionConfig, Tile, rule
-from flopcast.kernels.shapes import Attention
+from flopcast.kernels.shapes import Attention, shape_from_json, shape_to_json
 
 KERNELS = ("forward", "dkdv", "dq")
 tiles = st.builds(Tile, st.sampled_from([16, 32, 64, 128]), st.sampled_from([16, 32, 64, 128]), st.just(4), st.just(2))
@@ -77,4 +77,18 @@ def test_flops_of_the_blocks() -> None:
     assert 1.0 < flops_visited(causal, config) / causal.flops < 1.1
     backward = replace(causal, direction="bwd")
     assert 1.4 < flops_visited(backward, config) / backward.flops < 1.5
-    assert flops_visited(causal, config, (64,) * 64) < 0.1 * flops_visited(causal, config)
+    packed = replace(causal, documents=64)
+    assert packed.flops < flops_visited(packed, config) < 0.15 * flops_visited(causal, config)
+
+
+def test_documents_of_a_shape() -> None:
+    shape = Attention(batch=1, heads=1, kv_heads=1, seq=1000, head_dim=64, documents=7)
+    lengths = shape.document_lengths
+    assert len(lengths) == 7
+    assert sum(lengths) == 1000
+    assert min(lengths) >= 1
+    assert lengths == replace(shape, heads=4, direction="bwd").document_lengths
+    assert shape.flops == 2 * 64 * sum(length * length for length in lengths)
+    assert shape_from_json(shape_to_json(shape)) == shape
+    assert "documents" not in shape_to_json(replace(shape, documents=0))
+    assert shape.key.startswith("attention/fwd/causal+documents7/")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from flopcast.kernels import fp8_matmul as F8
+from flopcast.kernels.shapes import Gemm, shape_from_json, shape_to_json
+from flopcast.microbench.records.kernel_sources import kernels_of
+from flopcast.microbench.sweep.cases import kernel_module
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import parse_variant
 
 CUDA = torch.cuda.is_available()
 
@@ -29,6 +35,29 @@ def test_the_reference_is_torchs_product() -> None:
         F8.prepare("cutlass", *given)
     with pytest.raises(F8.BackendUnavailable, match="Hopper"):
         F8.forward(*given)
+
+
+def test_the_benchmarks_call_a_product_by_its_shape() -> None:
+    shape = Gemm(m=32, n=48, k=64, dtype="fp8", layout="nt")
+    by_rows = replace(shape, row_scales=True)
+    assert (shape.bytes, shape.flops) == (32 * 64 + 48 * 64 + 2 * 32 * 48, 2 * 32 * 48 * 64)
+    assert (shape.key, by_rows.key) == ("gemm/nt/fp8/32x48x64", "gemm/nt/fp8+rows/32x48x64")
+    assert shape_from_json(shape_to_json(by_rows)) == by_rows
+    assert "row_scales" not in shape_to_json(shape)
+    module = kernel_module(shape)
+    given = module.operands(shape, "cpu", 1)
+    error, tolerance = module.check(
+        module.prepare(shape, "torch", given)(), module.reference(given, shape), given, shape
+    )
+    assert error <= tolerance
+    assert [scale.shape for scale in module.operands(by_rows, "cpu")[2:]] == [(32, 1), (48, 1)]
+    with pytest.raises(F8.BackendUnavailable, match="Hopper"):
+        module.prepare(shape, "triton", given)()
+    with pytest.raises(ValueError, match="layout of an fp8 product"):
+        module.operands(replace(shape, layout="nn"), "cpu")
+    ours, bf16 = (kernels_of(shape_to_json(one), "triton") for one in (shape, replace(shape, dtype="bf16")))
+    assert ours != bf16  # of other code: each is measured again when its own changes
+    assert describe(by_rows).variant == parse_variant("rows/nt/fp8") != describe(shape).variant
 
 
 @pytest.mark.parametrize("per_row", [False, True])

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from flopcast.kernels.attention_blocks import is_banded
+from flopcast.kernels.shapes import Attention
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.row_seconds import LONG_SECONDS, FitRow, taken_seconds, work_of
@@ -95,6 +97,8 @@ def case_of(row: FitRow, gap: float, warnings: list[str]) -> Case | None:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         warnings.append(f"{row['key']}: left out, its shape cannot be read: {error}")
         return None
+    if isinstance(work.shape, Attention) and is_banded(work.shape):
+        return None  # of other kernels than the surface's: `studies.shipped.attention_bands` fits these
     seconds = taken_seconds(row, work.op_class, gap)
     if not seconds or not np.isfinite(seconds) or seconds <= 0:
         return None

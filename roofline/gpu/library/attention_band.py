@@ -1,12 +1,12 @@
-"""How long the Triton attention takes on a GPU where a window hides keys: the plain kernels' blocks, dealt to the SMs.
+"""How long the Triton attention takes on a GPU where windows or documents hide keys: the plain kernels' blocks.
 
-A call with a window runs on the plain kernels (`kernels.triton_attention`), of which a block's time is known from
+Such a call runs on the plain kernels (`kernels.triton_attention`), of which a block's time is known from
 causal calls on an H200 (`python -m studies.shipped.attention_bands`); Hopper's own kernels, which the profile's surface
-times, have no windows. A tile takes a start and as long for every block that it visits (`kernels.attention_blocks`);
+times, have neither. A tile takes a start and as long for every block that it visits (`kernels.attention_blocks`);
 tiles go to the SMs in launch order, the next to where one ends. Before the backward's two kernels one reads the output
 and its gradient.
 
-No call with a window was timed yet. A masked block may take longer than a whole one, and a window has a second edge of
+No such call was timed yet. A masked block may take longer than a whole one, and a window has a second edge of
 masked blocks, which causal calls do not show: the deviation is wider by what it would be if these took twice as long.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from flopcast.bounds import Deviation, NonNegative, Positive
 from flopcast.decode import load
-from flopcast.kernels.attention_blocks import PRODUCTS, band_of, flops_visited, visits
+from flopcast.kernels.attention_blocks import PRODUCTS, band_of, flops_visited, is_banded, visits
 from flopcast.kernels.attention_config import Tile, rule
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention
 from flopcast.roofline.base.shipped import DATA
@@ -76,9 +76,10 @@ def fitted() -> Fitted:
 
 
 def with_band(work: Work, found: Estimate, profile: Profile) -> Estimate:
-    """`found`: the estimate of the work without its window (`attention_mask.plain`), returned where it has none."""
+    """`found`: the estimate of the work without its window and documents (`attention_mask.plain`), returned where it
+    has none."""
     shape = work.shape
-    part = part_of(profile, shape.dtype) if isinstance(shape, Attention) and shape.window else None
+    part = part_of(profile, shape.dtype) if isinstance(shape, Attention) and is_banded(shape) else None
     if not isinstance(shape, Attention) or part is None:
         return found
     known = fitted()
@@ -121,7 +122,7 @@ def kernel_seconds(kernel: str, shape: Attention, part: Part, pace: Pace, second
     block = pairs * part.sm_count / (part.peak * pace.share)
     group = shape.heads // shape.kv_heads if kernel == "dkdv" else 1
     banded = visits(kernel, band_of(shape), tile)
-    causal = visits(kernel, band_of(replace(shape, window=0)), tile)
+    causal = visits(kernel, band_of(replace(shape, window=0, documents=0)), tile)
     lengths = [
         group * (one.blocks + (second_edge - 1.0) * max(one.masked - whole.masked, 0)) + pace.start / block
         for one, whole in zip(banded, causal, strict=True)

@@ -14,6 +14,7 @@ from math import hypot
 
 from flopcast.bounds import Deviation
 from flopcast.decode import load
+from flopcast.kernels.attention_blocks import is_banded
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.laws.attention_mask import MaskLaw, seconds
@@ -41,10 +42,10 @@ def fitted() -> Fitted:
 
 
 def plain(work: Work) -> Work:
-    """The work without mask, dropout and window, which profiles time."""
+    """The work without mask, dropout, window and documents, which profiles time."""
     shape = work.shape
-    if isinstance(shape, Attention) and (shape.mask or shape.dropout or shape.window):
-        return describe(replace(shape, mask=False, dropout=False, window=0), work.backend)
+    if isinstance(shape, Attention) and (shape.mask or shape.dropout or is_banded(shape)):
+        return describe(replace(shape, mask=False, dropout=False, window=0, documents=0), work.backend)
     return work
 
 

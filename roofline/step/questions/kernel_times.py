@@ -26,7 +26,8 @@ GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
 KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
-              "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network", "window")  # fmt: skip
+              "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network", "window",
+              "documents")  # fmt: skip
 KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
 
 
@@ -131,16 +132,19 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         batch, heads, kv_heads, seq, head_dim = (
             sizes[name] for name in ("batch", "heads", "kv_heads", "seq", "head_dim")
         )
-        window = _size(row, "window") if row.get("window") else 0
-        if window and (backend != "triton" or not causal):
+        window, documents = (_size(row, name) if row.get(name) else 0 for name in ("window", "documents"))
+        if (window and not causal) or ((window or documents) and backend != "triton"):
+            name, value = ("window", window) if window else ("documents", documents)
             raise UsageError(
-                f"window {window}: valid with backend triton and causal attention; other backends take a mask for it"
+                f"{name} {value}: valid with backend triton, a window in causal attention; others take a mask for it"
             )
+        if documents > seq:
+            raise UsageError(f"documents is {documents}: valid are at most the {seq} tokens of a row")
         if backend == "triton" and head_dim not in HEAD_DIMS:
             raise UsageError(f"head_dim {head_dim} with backend triton: valid are {', '.join(map(str, HEAD_DIMS))}")
         shape = Attention(
             batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal, direction=direction,
-            dtype=dtype, window=window if window < seq else 0,
+            dtype=dtype, window=window if window < seq else 0, documents=documents,
         )  # fmt: skip
         return describe(shape, backend), backend, cache
     raise UsageError(f"op {op!r}: valid are gemm, attention, {', '.join(KINDS)}")

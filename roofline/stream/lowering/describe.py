@@ -61,7 +61,7 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
             features = (*features, log2(shape.batch))
         is_aligned = _is_aligned(shape)
         is_few = shape.layout == "nt" and shape.m < FEW_ROWS and shape.dtype in ("bf16", "fp16") and is_aligned
-        form = "batched" if is_batched else "few" if is_few else ""
+        form = "batched" if is_batched else "few" if is_few else "rows" if shape.row_scales else ""
         product = GemmVariant(shape.layout, shape.dtype, form, is_aligned)
         return Work(shape, "gemm", product, features, shape.bytes, shape.flops, backend)
     if isinstance(shape, Attention):

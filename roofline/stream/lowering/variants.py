@@ -4,7 +4,7 @@ Kernels of one operation class differ in their variant: the layout and dtype of 
 an attention, the operation, dtypes and operand order of any other call. Files and printed tables hold them as
 text, which only this module parses and formats:
 
-    products        [batched/|grouped/|few/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
+    products        [batched/|grouped/|few/|rows/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
     attention       DIRECTION/MASK/DTYPE/dHEAD_DIM                  fwd/causal/bf16/d128
     convolutions    DIRECTION/DTYPE/LAYOUT/WINDOW                   bwd/bf16/nhwc/k3x3s2x2
     other calls     OPERATION|DTYPES[|PATTERN]                      add|bf16+fp32>fp32|a,a>a
@@ -21,8 +21,8 @@ from flopcast.kernels.shapes import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class GemmVariant:
-    """Variant of a matrix product. `layout`: "nt", "nn", "tn" or "tt". `form`: "batched", "grouped", "few" (rows) or ""
-    (single).
+    """Variant of a matrix product. `layout`: "nt", "nn", "tn" or "tt". `form`: "batched", "grouped", "few" (rows),
+    "rows" (of fp8, a scale per row) or "" (single).
 
     `is_aligned`: every row of operands and result starts at a multiple of 16 bytes."""
 
@@ -184,9 +184,9 @@ def parse_variant(text: str) -> Variant:
             return AttentionVariant(direction, mask == "causal", dtype, int(head[1:]))
         case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, window]:
             return ConvVariant(direction, dtype, layout, window)
-        case [("batched" | "grouped" | "few") as form, layout, dtype]:
+        case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype]:
             return GemmVariant(layout, dtype, form)
-        case [("batched" | "grouped" | "few") as form, layout, dtype, "unaligned"]:
+        case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype, "unaligned"]:
             return GemmVariant(layout, dtype, form, is_aligned=False)
         case [layout, dtype]:
             return GemmVariant(layout, dtype)

@@ -1,10 +1,12 @@
 """Attention of the suites: what is drawn runs on a GPU in milliseconds, nothing of the fit judges it."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
+from flopcast.kernels.attention_blocks import is_banded
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
@@ -14,6 +16,7 @@ from studies.suites.attention import (
     PLANS,
     AttentionPlan,
     attention_cases,
+    banded_cases,
     directions,
     triton_cases,
 )
@@ -76,3 +79,18 @@ def test_triton_has_a_suite_that_aims_at_no_step() -> None:
     assert {256, 16384} <= {s.seq for s in forward}
     assert all(c.cache == "cold" or c.shape.bytes <= HOT_BYTES / 4 for c in cases)
     assert len({(c.shape, c.cache) for c in cases if c.backend == "triton"}) == len(cases)
+
+
+def test_windows_and_documents_of_the_suite_are_few_kernels_and_judged_apart() -> None:
+    cases = banded_cases()
+    assert suites.load(suites.BANDS) == cases
+    fit, held = ({c.shape for c in cases if c.role == role} for role in ("fit", "holdout"))
+    assert (len(fit), len(held), len(cases)) == (64, 28, 92)
+    assert not fit & held
+    found = shapes(cases)
+    assert all(is_banded(shape) and shape.causal and shape.window < shape.seq for shape in found)
+    assert {shape.window for shape in fit} == {0, 128, 1024, 4096}  # type: ignore[union-attr]
+    assert 512 in {shape.window for shape in held}  # type: ignore[union-attr]
+    assert any(shape.window and shape.documents for shape in found)
+    # each forward has its backward, and a window and its whole triangle compare
+    assert all(replace(shape, direction="bwd") in found for shape in found)

@@ -4,6 +4,7 @@ knows it."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flopcast.errors import DataError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape_to_json
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
+from flopcast.roofline.gpu.fit.cases import case_of
 from flopcast.roofline.gpu.fit.memory_priors import widened_bytes
 from flopcast.roofline.gpu.fit.quality import FitReport
 from flopcast.roofline.gpu.fit.rows import fit, fit_rows
@@ -413,3 +415,13 @@ def test_rows_that_a_kernel_holds_in_two_tiles_are_less_certain() -> None:
     assert whole.sigma < 0.08
     assert parted.sigma > 0.15
     assert parted.seconds == pytest.approx(law(norm(4096, 1280), "cold"), rel=0.05)
+
+
+def test_attention_with_windows_and_documents_is_not_fitted_as_causal() -> None:
+    """Its kernels are others than the surface's; as causal calls of their length they would be three times too fast."""
+    rng = np.random.default_rng(0)
+    shape = Attention(batch=1, heads=8, kv_heads=8, seq=2048, head_dim=128)
+    banded = [replace(shape, window=256), replace(shape, documents=8)]
+    causal, *others = (case_of(row(one, rng, 0.0), 0.0, []) for one in (shape, *banded))
+    assert causal is not None
+    assert others == [None, None]
