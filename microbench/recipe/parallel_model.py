@@ -129,6 +129,16 @@ def _group_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     optimizer.param_groups[:] = groups
 
 
+def divided_names(model: Any) -> list[str]:
+    """What the modules that tensor parallel divides are called within theirs: q_proj, down_proj, ..."""
+    return sorted({name.rpartition(".")[2] for name in _plan_of_layers(model)})
+
+
+def _plan_of_layers(model: Any) -> dict[str, str]:
+    whole = model.config.base_model_tp_plan or {}
+    return {name: style for name, style in whole.items() if name.startswith("layers.")}
+
+
 def _divide_layers(model: Any, mesh: DeviceMesh) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
@@ -136,8 +146,7 @@ def _divide_layers(model: Any, mesh: DeviceMesh) -> None:
         "colwise": ColwiseParallel(), "rowwise": RowwiseParallel(),
         "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
     }  # fmt: skip
-    whole = model.config.base_model_tp_plan or {}
-    plan = {name: style for name, style in whole.items() if name.startswith("layers.")}
+    plan = _plan_of_layers(model)
     unknown = sorted({style for style in plan.values() if style not in styles})
     if not plan or unknown:
         found = f"has parts that are divided as {', '.join(unknown)}" if unknown else "has no plan in transformers"

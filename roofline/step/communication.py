@@ -22,12 +22,12 @@ from flopcast.roofline.stream.ops.op_stream import Stream, packet
 
 # What Python does around a call, as so many calls of the same host in a forward: FSDP's hooks, views and bookkeeping
 # around each of its all-gathers and reduce-scatters, and DTensor's dispatch of each call of a module that tensor
-# parallel divides, by the names that transformers gives these. `python -m studies.parallel.host` has them from steps of
-# three small models.
+# parallel divides. `python -m studies.parallel.host` has them from steps of three small models.
 SHARDED_CALLS, DIVIDED_CALLS = 37.0, 2.7
 # How far the small models' steps lie from that: standard deviation of the log.
 CALLS_SIGMA = 0.33
-_SHARDED, _DIVIDED = ("all_gather", "reduce_scatter"), ("_proj", "_norm")
+_SHARDED = ("all_gather", "reduce_scatter")
+_DIVIDED = ("_proj", "_norm")  # how these modules are called in a stream that does not say it: recorded, or older
 
 # Of its time a kernel loses at most so much to collectives, however many run beside it.
 MOST_LOST = 0.75
@@ -72,13 +72,15 @@ class Fabric:
 
 def calls_around(stream: Stream) -> dict[int, float]:
     """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
-    layout = Layout.parse(stream.meta["parallel"]["layout"])
+    told = stream.meta["parallel"]
+    layout = Layout.parse(told["layout"])
     found: dict[int, float] = {}
     if layout.is_fully_sharded:
         found |= {sent.op: SHARDED_CALLS for sent in collectives(stream) if sent.kind in _SHARDED}
     if layout.tp > 1:
         inside = ((number, op) for number, op in enumerate(stream.ops) if op.phase != "optimizer")
-        found |= {number: DIVIDED_CALLS for number, op in inside if op.module.endswith(_DIVIDED)}
+        names = tuple(f".{name}" for name in told.get("divided", ())) or _DIVIDED
+        found |= {number: DIVIDED_CALLS for number, op in inside if op.module.endswith(names)}
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import NO_HOST
-from flopcast.roofline.step.communication import Fabric, slowed
+from flopcast.roofline.step.communication import Fabric, calls_around, slowed
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import Span
@@ -119,3 +119,11 @@ def test_hosts_of_a_group() -> None:
     fabric = Fabric(find_interconnect("nvidia-h200"), per_host=4)
     inside, across, far = SENT._replace(ranks=4), SENT._replace(ranks=8), SENT._replace(ranks=2, stride=4)
     assert [fabric.hosts(sent) for sent in (inside, across, far)] == [1, 2, 2]
+
+
+def test_tensor_parallel_costs_the_host_by_any_names_of_the_modules_that_it_divides() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = {"model_type": "gpt_neox", **sizes, "vocab_size": 256, "max_position_embeddings": 64}
+    stream = trace_now(config, Run(batch=1, seq=16, parallel="tp=2").traced_on("cuda"))
+    names = {stream.ops[number].module.rpartition(".")[2] for number in calls_around(stream)}
+    assert names == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}

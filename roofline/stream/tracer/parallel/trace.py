@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.parallel_model import divided_names
 from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module, mesh_of
 from flopcast.microbench.recipe.training_step import FunctionStep, TrainingStep
 from flopcast.roofline.stream.model.models import Config
@@ -35,7 +36,8 @@ from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
 
 def trace_rank(config: Config, traced: Traced, bucket_mib: float | None = None) -> Stream:
-    """Returns the op stream of one rank. `meta["parallel"]` says of which layout and rank.
+    """Returns the op stream of one rank. `meta["parallel"]` says of which layout and rank, and what the modules are
+    called that tensor parallel divides.
 
     `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at BUCKET_EACH every gradient has
     one, so that layers are alike (`ops/to_buckets`)."""
@@ -97,7 +99,10 @@ class RankRecording(Recording):
     def __call__(
         self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None, lanes: Lanes | None = None
     ) -> Stream:
-        meta = {**meta, "parallel": {"layout": str(self.layout), "rank": self.rank}}
+        told: dict[str, Any] = {"layout": str(self.layout), "rank": self.rank}
+        if self.layout.tp > 1:
+            told["divided"] = divided_names(step.model)
+        meta = {**meta, "parallel": told}
         return super().__call__(step, meta, first=first or step.settle, lanes=lanes or self.lanes)
 
 
