@@ -17,6 +17,8 @@ from studies.markdown import table
 
 SIZES = ((0.0, "below 10 GFLOP"), (1e10, "10 to 100"), (1e11, "100 to 1,000"), (1e12, "from 1 TFLOP on"))
 LAYOUTS = ("nt", "nn", "tn")
+STARTS = ("rows at whole sectors", "A's or B's rows within sectors", "both within sectors")
+SECTOR = 16  # elements of 32 bytes
 COLUMNS = ("multiples of", "of", "shapes", "geometric mean", "10th percentile", "least")
 
 
@@ -28,17 +30,25 @@ def size_of(row: Row) -> str:
     return next(label for start, label in reversed(SIZES) if float(row["flops"]) >= start)
 
 
+def starts_of(row: Row) -> str:
+    """Of how many operands rows begin within a sector of 32 bytes."""
+    m, n, k = (int(row[name]) for name in "mnk")
+    of_a, of_b = {"nt": (k, k), "nn": (k, n), "tn": (m, n)}[row["layout"]]
+    return STARTS[(of_a % SECTOR != 0) + (of_b % SECTOR != 0)]
+
+
 def timed(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["kernel"] == "matmul" and row["status"] == "ok"]
 
 
 def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Cells of COLUMNS: of each multiple all shapes, then by layout and by FLOPs of a product."""
+    """Cells of COLUMNS: of each multiple all shapes, then by layout, by FLOPs of a product and by where rows begin."""
     for multiple in ("64", "8"):
         mine = [row for row in timed(rows) if multiple_of(row) == multiple]
         parts = {"all": mine}
         parts |= {layout: [row for row in mine if row["layout"] == layout] for layout in LAYOUTS}
         parts |= {label: [row for row in mine if size_of(row) == label] for _, label in SIZES}
+        parts |= {label: [row for row in mine if starts_of(row) == label] for label in STARTS if multiple == "8"}
         for label, some in parts.items():
             if ratios := sorted(float(row["ratio"]) for row in some):
                 tenth = ratios[len(ratios) // 10]
