@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.quantised import QUANTISED, quantise
 from flopcast.microbench.recipe.training_step import build_model
 
 PHASES = ("prefill", "decode")
@@ -39,10 +40,21 @@ def build_inference(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     with torch.device(device):
-        model = build_model(config, attention, precision, base_dtype=base_dtype).eval()
+        model = build_for_inference(config, attention, precision, base_dtype)
     tokens = context if phase == "prefill" else 1
     input_ids = torch.randint(0, int(config["vocab_size"]), (batch, tokens), device=device)
     return InferenceStep(model, input_ids, precision, device.type, phase, context, cache_kind=cache)
+
+
+def build_for_inference(
+    config: Mapping[str, Any], attention: str, precision: str, base_dtype: str = "auto"
+) -> torch.nn.Module:
+    """As `build_model`, not for training, and also with a `base_dtype` of QUANTISED, whose errors it has too."""
+    if base_dtype not in QUANTISED:
+        return build_model(config, attention, precision, base_dtype=base_dtype).eval()
+    model = build_model(config, attention, precision).eval()
+    quantise(model, base_dtype)
+    return model
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.memory import cache_bytes
 from flopcast.roofline.stream.lowering.classes import op_class
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.op_stream import Stream, packet
 
 
 class Roofs(NamedTuple):
@@ -28,19 +28,21 @@ def roofs_for(dtype: str, profile: Profile) -> Roofs | None:
 def memory_parts(stream: Stream, peak: int) -> Mapping[str, int]:
     """Returns the peak's bytes by part: weights, the cache of keys and values that the call leaves, and the rest, which
     is activations, buffers and workspaces, and what a growing cache holds twice."""
-    weights, cache = stream.parameter_bytes, cache_bytes(stream)
+    scales = sum(s.bytes for s in stream.storages if s.kind == "buffer" and s.layer is not None)  # of packed weights
+    weights, cache = stream.parameter_bytes + scales, cache_bytes(stream)
     return {"weights": weights, "cache": cache, "rest": peak - weights - cache}
 
 
 def weight_bytes(stream: Stream) -> int:
-    """Returns the bytes of the weights that products read, each once."""
-    read = {
-        stream.tensors[i].storage
-        for op in stream.ops
-        if op_class(op.name) == "gemm"
-        for i in op.inputs
-        if stream.storages[stream.tensors[i].storage].kind == "parameter"
-    }
+    """Returns the bytes of the weights that products read, each once, as they are kept: a product may read a cast."""
+    kept = {i: i for i, storage in enumerate(stream.storages) if storage.kind == "parameter"}
+    read: set[int] = set()
+    for op in stream.ops:
+        sources = {kept[storage] for i in op.inputs if (storage := stream.tensors[i].storage) in kept}
+        if op_class(op.name) == "gemm":
+            read |= sources
+        elif packet(op.name) == "aten._to_copy" and sources:
+            kept[stream.tensors[op.outputs[0]].storage] = sources.pop()
     if "repeated" in stream.meta:  # one compiled layer stands for several: of all, but for a table that is looked up
         return stream.parameter_bytes - _looked_up(stream, read)
     return sum(stream.storages[storage].bytes for storage in read)

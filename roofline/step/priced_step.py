@@ -47,13 +47,17 @@ from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind, twin_of
-from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
+from flopcast.roofline.stream.model.run import PEAK_OF, QUANTISED, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 _EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules
 UNMEASURED = (
     "compiled steps on several GPUs were not measured yet: the interval takes the errors of compiled steps and of "
     "steps on several GPUs to add"
+)
+UNTIMED = (
+    "no call with weights in {} was timed yet: its time is a projection, by the bytes and FLOPs of its kernels and by "
+    "kernels like them"
 )
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
@@ -291,6 +295,8 @@ class PricedStep:
         taken = (*taken, *filter(None, [version]))
         if self.fabric is not None and self.mode != "eager":
             taken = (*taken, UNMEASURED)
+        if run.base_dtype in QUANTISED:
+            taken = (*taken, UNTIMED.format(run.base_dtype))
         found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile), *self._of_the_link)
         if host.triton or host is NO_HOST or not {run.matmul, run.attention, run.fused} & {"triton", "best"}:
             return found
@@ -324,7 +330,7 @@ class PricedStep:
             return {}
         turning = None
         if self.run.phase == "decode":
-            turning = turning_batch(self.stream, self.flops, PEAK_OF[self.run.precision], self.profile)
+            turning = turning_batch(self.stream, self.flops, self.run.matrix_dtype, self.profile)
         return {
             "phase": self.run.phase, "context": self.run.context, "turning_batch": turning,
         }  # fmt: skip

@@ -163,7 +163,8 @@ class RunOptions:
     base_dtype: Annotated[
         str,
         Option(
-            help="Dtype of the weights: bf16 or fp32. auto: bf16 under LoRA's adapters, else as --precision says.",
+            help="Dtype of the weights: bf16 or fp32; with --phase also fp8, int8 or int4, but for the output layer. "
+            "auto: bf16 under LoRA's adapters, else as --precision says.",
             autocompletion=one_of(BASE_DTYPES),
         ),
     ] = Run.base_dtype

@@ -9,7 +9,7 @@ from typing import Any
 from flopcast.errors import FlopcastError
 from flopcast.roofline.step.inference import Roofs, least_bytes, roofs_for, turning_batch
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import MOST_TOKENS, PEAK_OF, Run
+from flopcast.roofline.stream.model.run import MOST_TOKENS, Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 DECODES = (1, 4, 16, 64, 256, 1024)  # batches
@@ -70,7 +70,7 @@ class CallRoofline:
 def call_roofline(step: PricedStep, stream_of: StreamOf) -> CallRoofline | None:
     """Returns the roofline of the step's calls: the one that was asked for, and decodes and prefills of other batches
     whose streams `stream_of` has. None for a step of training, and where the GPU has no roof of the precision."""
-    dtype = PEAK_OF.get(step.run.precision, "")
+    dtype = step.run.matrix_dtype
     roofs = None if step.run.phase == "train" else roofs_for(dtype, step.profile)
     if roofs is None:
         return None

@@ -181,8 +181,19 @@ def _describe_convolution(call: Call) -> Work:
     return Work(call, "conv", variant, (_log2(m), _log2(n), _log2(k)), call.bytes, flops)
 
 
-def _describe_grouped_gemm(call: Call) -> Work:
-    """Describes a grouped product, taking its rows to be shared evenly among the groups."""
+def _describe_packed_gemm(call: Call) -> Work:
+    """Describes rows [m, k] times weights of 4 bits, which the kernel unpacks as it goes."""
+    rows = call.inputs[0]
+    (m, k), n = rows.shape, call.outputs[0].shape[1]
+    variant = CallVariant(packet(call.op).split(".")[1], _dtypes(call), f"g{json.loads(call.args)[2]}")
+    return Work(call, "gemm", variant, (_log2(call.bytes), _log2(m), _log2(n), _log2(k)), call.bytes, 2 * m * n * k)
+
+
+def _describe_gemm(call: Call) -> Work:
+    """Describes a product that is not of two matrices of one dtype: of packed weights or of groups, whose rows are
+    taken to be shared evenly among them."""
+    if packet(call.op) == "aten._weight_int4pack_mm":
+        return _describe_packed_gemm(call)
     a, b = _arguments(call, 0, 1)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
@@ -247,7 +258,7 @@ def _describe_recurrent(call: Call) -> Work:
 
 
 _PRODUCTS = {
-    "conv": _describe_convolution, "gemm": _describe_grouped_gemm, "attention": _describe_attention,
+    "conv": _describe_convolution, "gemm": _describe_gemm, "attention": _describe_attention,
     "rnn": _describe_recurrent,
 }  # fmt: skip
 

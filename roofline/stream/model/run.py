@@ -42,7 +42,10 @@ ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 PHASES = ("train", "prefill", "decode")
 CACHES = ("auto", "dynamic", "static")
 FINETUNES = ("full", "lora")  # and last=N
-BASE_DTYPES = ("auto", "fp32", "bf16")
+QUANTISED = ("fp8", "int8", "int4")  # weights of inference alone
+BASE_DTYPES = ("auto", "fp32", "bf16", *QUANTISED)
+# The compute capability from which torch multiplies such weights: e4m3 operands, products in bf16.
+LEAST_CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
 MOST_RANK = 65536
 FUSED = ("none", "triton")  # values of `predict --fused`
 
@@ -89,7 +92,8 @@ class Run:
     `batch` sequences of `seq` tokens are a micro-batch, `accumulate` micro-batches a step. A step's `flops_counted` is
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
-    full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
+    full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's; of
+    inference also one of QUANTISED, for the weights of linear layers but the output one.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used;
     `cache`: which cache of keys and values it has, by default transformers' own choice (`plans.cache_kind`).
     `imbalance`: of a model with experts the tokens of the fullest over the mean, with ep those of the fullest rank.
@@ -145,6 +149,11 @@ class Run:
         """Tokens that a sequence has in a step: of a decode one, of a prefill the context."""
         return {"train": self.seq, "prefill": self.context, "decode": 1}[self.phase]
 
+    @property
+    def matrix_dtype(self) -> str:
+        """The dtype at whose peak rate most products of a call run; "" for a precision of a module's own."""
+        return "fp8" if self.base_dtype == "fp8" else PEAK_OF.get(self.precision, "")
+
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""
         for name, most in MOST.items():
@@ -172,6 +181,7 @@ class Run:
             )
         self._check_finetune()
         self._check_phase()
+        self._check_quantised()
         self._check_scaled()
         if self.mode != "eager":
             self._check_compiled()
@@ -186,6 +196,25 @@ class Run:
                 raise UsageError(
                     f"{name} {value} with precision autocast-fp16, whose gradients a GradScaler scales: not modelled "
                     "yet; use autocast-bf16, or leave one of the two out"
+                )
+
+    def _check_quantised(self) -> None:
+        """Raises UsageError for weights of few bits where nothing is forecast with them."""
+        if self.base_dtype not in QUANTISED:
+            return
+        told = f"base_dtype {self.base_dtype!r}"
+        if self.phase == "train":
+            raise UsageError(
+                f"{told}: torch multiplies such weights without a backward; give --phase prefill or decode with it, "
+                "train on fp32 or bf16"
+            )
+        if self.precision != "bf16":
+            raise UsageError(f"{told} with precision {self.precision!r}: its products give bf16; use --precision bf16")
+        for name in ("matmul", "mode"):
+            if (value := getattr(self, name)) != getattr(Run, name):
+                raise UsageError(
+                    f"{told} with {name} {value!r}: of such weights torch's own eager products alone are modelled; "
+                    "leave one of the two out"
                 )
 
     def _check_compiled(self) -> None:
@@ -244,7 +273,15 @@ class Run:
             )
 
     def device_of(self, device: Mapping[str, Any]) -> str:
-        """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""
+        """Returns what decides the op stream of what a profile says of its device, as `Traced.device`. Raises
+        UsageError where that GPU multiplies no weights like the run's."""
+        least, capability = LEAST_CAPABILITY.get(self.base_dtype), device.get("capability")
+        if least and capability and tuple(capability) < least:
+            raise UsageError(
+                f"base_dtype {self.base_dtype!r} on {device.get('name', 'a GPU')} of compute capability "
+                f"{'.'.join(map(str, capability))}: torch multiplies such weights from {'.'.join(map(str, least))} on; "
+                "use int8, which is cast to bf16, or bf16"
+            )
         return str(device["type"]) if self.mode == "eager" else chip_of(device)
 
     def _check_phase(self) -> None:
@@ -314,6 +351,11 @@ class Run:
             raise UsageError(
                 f"mode {self.mode!r} on {device!r}: compiled steps are modelled on GPUs whose compute capability and "
                 "number of SMs are known; use --mode eager"
+            )
+        if self.base_dtype in QUANTISED and device == "cpu":
+            raise UsageError(
+                f"base_dtype {self.base_dtype!r} on processors, for which torch has other products of such weights: not "
+                "modelled; use bf16"
             )
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")

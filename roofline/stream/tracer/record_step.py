@@ -33,13 +33,16 @@ class Parts:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     batch: Any = None
 
+    def prefix_of(self, model: torch.nn.Module) -> str:
+        """What the names of a model's parameters and buffers begin with."""
+        return "" if len(self.models) == 1 else f"{type(model).__name__}."
+
     def named_parameters(self) -> dict[torch.Tensor, str]:
         """Returns each parameter once with its name, a tied one under its first name."""
-        prefixes = {id(m): "" if len(self.models) == 1 else f"{type(m).__name__}." for m in self.models}
         found: dict[torch.Tensor, str] = {}
         for model in self.models:
             for name, parameter in model.named_parameters():
-                found.setdefault(parameter, prefixes[id(model)] + name)
+                found.setdefault(parameter, self.prefix_of(model) + name)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -191,12 +194,12 @@ def record_step(
     ):
         run()
     _register_cache(recorder, step, "new cache")
-    layer_params = sum(p.numel() for p in modules.layers[0].parameters()) if modules.layers is not None else 0
+    layer_params = sum(map(_stands_for, modules.layers[0].parameters())) if modules.layers is not None else 0
     return Stream(
         ops=_place_optimizer(recorder.ops, recorder),
         tensors=tuple(recorder.tensors),
         storages=tuple(recorder.storages),
-        n_params=sum(parameter.numel() for parameter in parameters),
+        n_params=sum(map(_stands_for, parameters)),
         depth=len(modules.layers) if modules.layers is not None else None,
         meta={
             **(meta or {}),
@@ -207,13 +210,18 @@ def record_step(
     )
 
 
+def _stands_for(parameter: torch.Tensor) -> int:
+    """How many parameters of the model a tensor holds: several weights may be packed into one number."""
+    return int(getattr(parameter, "stands_for", parameter.numel()))
+
+
 def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None]) -> None:
     """Registers with the recorder the tensors that exist before the step."""
     for parameter, layer in homes.items():
         recorder.register(parameter, "parameter", layer)
     for model in parts.models:
-        for buffer in model.buffers():
-            recorder.register(buffer, "buffer", None)
+        for name, buffer in model.named_buffers():
+            recorder.register(buffer, "buffer", recorder.modules.layer_of(parts.prefix_of(model) + name))
     for tensor in flatten(parts.batch):
         if isinstance(tensor, torch.Tensor):
             recorder.register(tensor, "input", None)

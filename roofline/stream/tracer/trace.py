@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import (
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench import images
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
-from flopcast.microbench.recipe.inference import InferenceStep
+from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.training_step import (
@@ -55,7 +55,7 @@ from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.loaders import loading_apart
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
-from flopcast.roofline.stream.tracer.unmodelled import NotModelled, finding_in, refusing
+from flopcast.roofline.stream.tracer.unmodelled import NotModelled, Topic, finding_in, modelled, refusing
 from flopcast.roofline.stream.tracer.user_code import line_of
 
 __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_made", "trace_module"]
@@ -186,8 +186,8 @@ def trace(
         meta |= {"phase": phase, "context": context, "optimizer": ""}
         if cache != "dynamic":
             meta["cache"] = cache
-        with faking(device) as record:
-            model = build_model(config, named, precision, base_dtype=base_dtype).eval()
+        with modelled(Topic.FP8) if base_dtype == "fp8" else contextlib.nullcontext(), faking(device) as record:
+            model = build_for_inference(config, named, precision, base_dtype)
             ids = torch.zeros((batch, seq), dtype=torch.int64)
             return record(InferenceStep(model, ids, precision, device, phase, context, cache_kind=cache), meta)
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):

@@ -208,7 +208,28 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "qlora": (f"predict --gpu {H200} --width 512 --finetune qlora", ("not modelled yet", "bitsandbytes", "lora")),
     "no last layers": (f"predict --gpu {H200} --width 512 --finetune last=0", ("'last=0'", "from 1 on")),
     "a rank without adapters": (f"predict --gpu {H200} --width 512 --lora-rank 8", ("lora_rank 8", "finetune full")),
-    "a base of eight bits": (f"predict --gpu {H200} --width 512 --base-dtype int8", ("'int8'", "auto, fp32, bf16")),
+    "an unknown base": (f"predict --gpu {H200} --width 512 --base-dtype int2", ("'int2'", "bf16, fp8, int8, int4")),
+    "a base of eight bits": (f"predict --gpu {H200} --width 512 --base-dtype int8", ("'int8'", "--phase prefill")),
+    "weights of four bits in fp32": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --precision fp32",
+        ("'int4'", "'fp32'", "--precision bf16"),
+    ),
+    "compiled weights of four bits": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --mode compile",
+        ("'int4'", "'compile'", "eager"),
+    ),
+    "weights of four bits of a width": (
+        f"predict --gpu {H200} --width 576 --phase decode --context 9 --base-dtype int4",
+        ("q_proj has 576 inputs", "multiples of 128"),
+    ),
+    "weights of four bits on several GPUs": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --parallel tp=2",
+        ("parallel tp=2", "one of the two"),
+    ),
+    "weights in fp8 before there was fp8": (
+        "predict --gpu nvidia-a100-80gb-sxm --width 512 --phase decode --context 9 --base-dtype fp8",
+        ("'fp8'", "compute capability 8.0", "from 8.9 on"),
+    ),
     "a module that is tuned": (
         f"predict --gpu {H200} --module flopcast.microbench.zoo:mlp --finetune lora", ("finetune lora", "factory"),
     ),

@@ -11,20 +11,22 @@ import torch
 
 import flopcast
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep
+from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import WITHOUT_GRADIENTS
-from flopcast.roofline.step.inference import memory_parts, turning_batch
+from flopcast.roofline.step.inference import memory_parts, turning_batch, weight_bytes
 from flopcast.roofline.step.memory import cache_bytes, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters
+from flopcast.roofline.stream.model.models import make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
+from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
 BATCH, CONTEXT = 3, 48
 
@@ -187,3 +189,89 @@ def test_a_function_without_a_backward_is_forecast() -> None:
     forecast = flopcast.forecast(infer, gpu="nvidia-h200")
     assert forecast.flops_counted == 2 * 32 * (256 * 512 + 512 * 64)
     assert forecast.unit == "steps"
+
+
+WIDE = make_config(width=128, depth=3, vocab=512)
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int8"])  # of 4 bits processors have another product
+def test_weights_of_few_bits_are_traced_as_this_processor_runs_them(weights: str, golden: ModuleType) -> None:
+    step = build_inference(WIDE, "cpu", phase="decode", context=CONTEXT, batch=BATCH, base_dtype=weights)
+    with modelled(Topic.FP8):
+        real = record_step(step)
+    fake = trace(
+        WIDE, batch=BATCH, seq=1, precision="bf16", device="cpu", phase="decode", context=CONTEXT, base_dtype=weights
+    )
+    assert golden.ops_of(fake) == golden.ops_of(real)
+
+
+@pytest.mark.parametrize(
+    ("weights", "product", "bits", "scales"),
+    [  # of a matrix of 128 inputs, per result: bf16 per row; bf16 scale and zero per 64; one fp32 a matrix, or as many
+        ("int8", "aten.mm.default", 8, lambda results: 2 * results),
+        ("int4", "aten._weight_int4pack_mm.default", 4, lambda results: 2 * 2 * 2 * results),
+        ("fp8", "aten._scaled_mm.default", 8, lambda results: 4),
+    ],
+)
+def test_weights_of_few_bits_take_less_memory_and_count_as_many(
+    weights: str, product: str, bits: int, scales: Any
+) -> None:
+    plain, packed = (stream_of(with_depth(WIDE, 5), "decode", base_dtype=dtype) for dtype in ("auto", weights))
+    assert packed.n_params == plain.n_params
+    assert count_parameters(packed, 10) == count_parameters(plain, 10)
+    queries = next(op for op in packed.ops if op.name == product and "q_proj" in op.module)
+    results = packed.tensors[queries.outputs[0]].operand.shape[1]
+    q_proj = [
+        packed.storages[packed.tensors[i].storage]
+        for op in packed.ops
+        if op.layer == 3 and "q_proj" in op.module and op.kind == "launch"
+        for i in op.inputs
+    ]
+    assert {s.bytes for s in q_proj if s.kind == "parameter"} == {results * 128 * bits // 8}
+    assert {s.bytes for s in q_proj if s.kind == "buffer"} == {scales(results)}
+    inner = sum(s.bytes for s in plain.storages if s.kind == "parameter" and s.layer is not None)
+    saved = plain.parameter_bytes - packed.parameter_bytes
+    assert saved == pytest.approx(inner * (1 - bits / 16), rel=0.01), "norms stay as they are"
+    held = memory_parts(packed, peak_bytes(packed))
+    assert held["weights"] > packed.parameter_bytes, "with their scales"
+    assert weight_bytes(packed) <= held["weights"]
+    assert weight_bytes(plain) - weight_bytes(packed) == pytest.approx(saved, rel=0.01)
+    assert held["cache"] == memory_parts(plain, peak_bytes(plain))["cache"]
+    assert peak_bytes(packed) < peak_bytes(plain)
+    # the layers that were traced unfold to what five layers give
+    run = asked("decode", base_dtype=weights).traced_on("cuda")
+    assert Counter(packed.call(op).key for op in packed.ops) == Counter(
+        found.call(op).key for found in [trace_now(with_depth(WIDE, 5), run)] for op in found.ops
+    )
+
+
+def test_products_of_few_bits_are_products(profile: Profile) -> None:
+    """By FLOPs the same; in fp8 of operands of a byte, of 4 bits known within a factor of reading its bytes."""
+    flops = {}
+    for weights in ("auto", "fp8", "int8", "int4"):
+        run = asked("decode", base_dtype=weights)
+        step = PricedStep(stream_of(WIDE, "decode", base_dtype=weights), run, profile)
+        flops[weights] = sum(op.flops for op in step.by_class["gemm"])
+        found = [op for op in step.by_class["gemm"] if op.work is not None and op.flops == 2 * BATCH * 128 * 128]
+        assert found, "the output of attention"
+        work = found[0].work
+        assert work is not None
+        if weights == "fp8":
+            assert str(work.variant) == "nt/fp8"
+            assert work.bytes == BATCH * 128 + 128 * 128 + BATCH * 128 * 2
+        if weights == "int4":
+            assert str(work.variant) == "_weight_int4pack_mm|bf16+int32+bf16>bf16|g64"
+            assert work.matrix_dtype == "bf16"
+            assert found[0].sigma > 0.2
+        assert ("was timed yet" in " ".join(step.warnings)) == (weights != "auto")
+    assert len(set(flops.values())) == 1
+
+
+def test_which_weights_a_gpu_multiplies() -> None:
+    old = {"type": "cuda", "name": "a Volta", "capability": [7, 0]}
+    for weights, least in (("fp8", "8.9"), ("int4", "8.0")):
+        with pytest.raises(UsageError, match=rf"'{weights}' on a Volta of compute capability 7.0: .* from {least} on"):
+            asked("decode", base_dtype=weights).device_of(old)
+    assert asked("decode", base_dtype="int8").device_of(old) == "cuda"
+    with pytest.raises(UsageError, match="on processors"):
+        asked("decode", base_dtype="int8").traced_on("cpu")
