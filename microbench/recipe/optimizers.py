@@ -42,8 +42,7 @@ def make_optimizers(
         muon = _made("torch.optim", "Muon", optimizer, "torch 2.9 or later")(inner, lr=LEARNING_RATE)
         return (muon, torch.optim.AdamW(rest, lr=LEARNING_RATE, foreach=foreach)) if rest else (muon,)
     if optimizer == "adamw8bit":
-        eight_bits = _made("bitsandbytes.optim", "AdamW8bit", optimizer, "bitsandbytes: `pip install bitsandbytes`")
-        return (eight_bits(parameters, lr=LEARNING_RATE),)
+        return (adamw_of_8_bits(parameters, lr=LEARNING_RATE),)
     options: dict[str, Any] = {"lr": LEARNING_RATE, "foreach": foreach}
     match optimizer:
         case "adamw-fused":
@@ -53,6 +52,13 @@ def make_optimizers(
         case "adafactor" | "adafactor-foreach":
             return (torch.optim.Adafactor(parameters, lr=LEARNING_RATE, foreach=optimizer == "adafactor-foreach"),)
     return (torch.optim.AdamW(parameters, **options),)
+
+
+def adamw_of_8_bits(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """The library's. The tracer has its calls in its place (`bitsandbytes_calls`)."""
+    kind = _made("bitsandbytes.optim", "AdamW8bit", "adamw8bit", "bitsandbytes: `pip install bitsandbytes`")
+    made: torch.optim.Optimizer = kind(parameters, lr=lr)
+    return made
 
 
 def matrices_within(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
+ADAPTERS = ("lora", "qlora")  # ways to fine-tune that train adapters alone
 TORCH_MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
 _MODE = re.compile(r"-(compile(?:-graphs)?)/(?:process\d+/)?depth\d+/")
 _PROCESS = re.compile(r"/process(\d+)(?=/depth)")
@@ -101,7 +102,7 @@ class StepPlan:
         run += "" if self.mode == "eager" else f"/{self.mode}"
         run += f"/clip{self.clip:g}" if self.clip else ""
         run += "" if self.finetune == "full" else f"/{self.finetune}"
-        run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune == "lora" else ""
+        run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune in ADAPTERS else ""
         run += "" if self.base_dtype == "auto" else f"/base-{self.base_dtype}"
         run += "" if self.cache == "auto" else f"/{self.cache}"
         run += "" if self.parallel == "none" else f"/{self.parallel}"
@@ -160,4 +161,5 @@ def weights_dtype(base_dtype: str, finetune: str, precision: str) -> str:
     need no more, and else as the precision has them."""
     if base_dtype != "auto":
         return base_dtype
-    return "bf16" if precision == "bf16" or (finetune, precision) == ("lora", "autocast-bf16") else "fp32"
+    is_beside_adapters = finetune in ADAPTERS and precision == "autocast-bf16"
+    return "bf16" if precision == "bf16" or is_beside_adapters else "fp32"

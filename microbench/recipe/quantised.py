@@ -10,6 +10,7 @@ multiply them. Embeddings and the output layer stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,9 +106,23 @@ def scale_of(values: Tensor) -> Tensor:
 
 def quantise(model: torch.nn.Module, weights: str) -> None:
     """Replaces the linear layers within a causal language model, but the output layer, by those of one of QUANTISED.
+    Raises UsageError as `replace_layers`, and for sizes that torch's operators do not take."""
 
-    Raises UsageError for a model that has none, one whose experts' weights are kept in banks, which these operators do
-    not take, and for sizes that they do not take.
+    def packed(path: str, layer: torch.nn.Linear) -> torch.nn.Module:
+        check_sizes(weights, path, layer.out_features, layer.in_features)
+        return _LAYERS[weights](layer)
+
+    replace_layers(model, packed, f"weights in {weights}", "weights in bf16")
+
+
+def replace_layers(
+    model: torch.nn.Module, made: Callable[[str, torch.nn.Linear], torch.nn.Module], told: str, instead: str
+) -> None:
+    """Replaces the linear layers within a causal language model, but the output layer, by what `made` makes of each and
+    its name.
+
+    Raises UsageError for a model that has none, and one whose experts' weights are kept in banks: `told` names what was
+    asked for, `instead` what to use in its place.
     """
     find: Any = getattr(model, "get_output_embeddings", lambda: None)
     output = find()
@@ -120,17 +135,16 @@ def quantise(model: torch.nn.Module, weights: str) -> None:
     kind = type(model).__name__
     if not found:
         raise UsageError(
-            f"weights in {weights}: {kind} has no linear layers besides its output layer (GPT-2's are of a kind of "
-            "transformers' own); use weights in bf16"
+            f"{told}: {kind} has no linear layers besides its output layer (GPT-2's are of a kind of transformers' "
+            f"own); use {instead}"
         )
     if (bank := next((name for name, p in model.named_parameters() if p.ndim == 3), None)) is not None:
         raise UsageError(
-            f"weights in {weights}: {kind} keeps the weights of its experts together ({bank}), which torch's operators "
-            f"on {weights} do not take; use weights in bf16"
+            f"{told}: {kind} keeps the weights of its experts together ({bank}), which is not done in fewer bits; use "
+            f"{instead}"
         )
     for parent, path, name, layer in found:
-        check_sizes(weights, path, layer.out_features, layer.in_features)
-        setattr(parent, name, _LAYERS[weights](layer))
+        setattr(parent, name, made(path, layer))
 
 
 def check_sizes(weights: str, path: str, results: int, inputs: int) -> None:

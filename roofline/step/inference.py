@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import cache_bytes
+from flopcast.roofline.step.memory import cache_bytes, is_scale
 from flopcast.roofline.stream.lowering.classes import op_class
 from flopcast.roofline.stream.ops.op_stream import Stream, packet
 
@@ -28,7 +28,7 @@ def roofs_for(dtype: str, profile: Profile) -> Roofs | None:
 def memory_parts(stream: Stream, peak: int) -> Mapping[str, int]:
     """Returns the peak's bytes by part: weights, the cache of keys and values that the call leaves, and the rest, which
     is activations, buffers and workspaces, and what a growing cache holds twice."""
-    scales = sum(s.bytes for s in stream.storages if s.kind == "buffer" and s.layer is not None)  # of packed weights
+    scales = sum(storage.bytes for storage in stream.storages if is_scale(storage))
     weights, cache = stream.parameter_bytes + scales, cache_bytes(stream)
     return {"weights": weights, "cache": cache, "rest": peak - weights - cache}
 

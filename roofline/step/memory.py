@@ -14,7 +14,7 @@ from typing import NamedTuple
 from flopcast.kernels.shapes import Attention
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.stream.lowering.lower import lower
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
+from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
@@ -80,12 +80,17 @@ def peak_parts(stream: Stream, workspace: int = 0, *, is_captured: bool = False)
     for i in at_peak.storages - at_peak.others:
         storage = stream.storages[i]
         rest = "communication" if i in sent else "activations"
-        part = _PART_OF.get(storage.kind, rest)
+        part = "weights" if is_scale(storage) else _PART_OF.get(storage.kind, rest)
         found[part] = found.get(part, 0) + rounded(storage.bytes)
     found["libraries"] = peak.workspace
     found["gradients"] += at_peak.gradients_of_others
     found["activations"] += peak.total - sum(found.values())  # scratch of kernels, layers that are repeated
     return found
+
+
+def is_scale(storage: Storage) -> bool:
+    """Whether a storage holds scales of packed weights: the buffers of layers do."""
+    return storage.kind == "buffer" and storage.layer is not None
 
 
 def first_bucket_bytes(stream: Stream) -> int:

@@ -56,8 +56,7 @@ UNMEASURED = (
     "steps on several GPUs to add"
 )
 UNTIMED = (
-    "no call with weights in {} was timed yet: its time is a projection, by the bytes and FLOPs of its kernels and by "
-    "kernels like them"
+    "no {} was timed yet: its time is a projection, by the bytes and FLOPs of its kernels and by kernels like them"
 )
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
@@ -296,7 +295,9 @@ class PricedStep:
         if self.fabric is not None and self.mode != "eager":
             taken = (*taken, UNMEASURED)
         if run.base_dtype in QUANTISED:
-            taken = (*taken, UNTIMED.format(run.base_dtype))
+            taken = (*taken, UNTIMED.format(f"call with weights in {run.base_dtype}"))
+        if run.finetune == "qlora" or run.optimizer == "adamw8bit":
+            taken = (*taken, UNTIMED.format("step with kernels of bitsandbytes"))
         found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile), *self._of_the_link)
         if host.triton or host is NO_HOST or not {run.matmul, run.attention, run.fused} & {"triton", "best"}:
             return found

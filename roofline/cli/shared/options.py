@@ -152,11 +152,12 @@ class RunOptions:
     finetune: Annotated[
         str,
         Option(
-            help="What is trained: full (all), last=N (the last N layers) or lora (adapters, by peft).",
-            autocompletion=one_of(("full", "lora", "last=")),
+            help="What is trained: full (all), last=N (the last N layers), lora (adapters, by peft) or qlora (adapters "
+            "on weights of 4 bits, as bitsandbytes keeps them).",
+            autocompletion=one_of(("full", "lora", "qlora", "last=")),
         ),
     ] = Run.finetune
-    lora_rank: Annotated[int, Option(help="Rank of LoRA's adapters.")] = Run.lora_rank
+    lora_rank: Annotated[int, Option(help="Rank of LoRA's and QLoRA's adapters.")] = Run.lora_rank
     lora_targets: Annotated[
         str, Option(help="What has adapters: all-linear, or names of linear layers, as q_proj,v_proj.")
     ] = Run.lora_targets

@@ -106,15 +106,15 @@ def _rare_convolution(least: float, most: float) -> Callable[[Rates, Variant, Wo
     return ends
 
 
-# A product that unpacks weights of 4 bits (tinygemm) takes 16 rows at a time, which all weights pass anew, from L2 where
-# they fit; it neither loads ahead, so that a short one may take twice the floor, nor uses Hopper's products of whole warp
-# groups.
+# A product that unpacks weights of 4 bits (tinygemm) takes 16 rows at a time, which all weights pass anew, from L2
+# where they fit; it neither loads ahead, so that a short one may take twice the floor, nor uses Hopper's products of
+# whole warp groups.
 _TINY_ROWS, _TINY_STREAM, _TINY_SLOWDOWN = 16, 4, 10
 
 
 def _unpacking_product(rates: Rates, variant: Variant, work: WorkLike) -> Ends:
-    """Its bytes once, or its FLOPs at the rate of bf16; at most its bytes at a quarter of the bandwidth, again for every
-    16 rows at the whole one, or its FLOPs at a tenth."""
+    """Its bytes once, or its FLOPs at the rate of bf16; at most its bytes at a quarter of the bandwidth, again for
+    every 16 rows at the whole one, or its FLOPs at a tenth."""
     once, computing = work.bytes / rates.bandwidth, work.flops / rates.matrix_rate("bf16")
     rounds = 2 ** work.features[1] / _TINY_ROWS
     most = max(_TINY_STREAM * once, rounds * once, _TINY_SLOWDOWN * computing)
@@ -146,6 +146,9 @@ _BY_NAMES = {
         _passes(1, 10), "special functions, which compute for longer than they read"
     ),
     "decode": Rule(_passes(1, 6, 2), "attention of one token, which few or many blocks may share out"),
+    "dequantize_4bit dequantize_blockwise optimizer_update_32bit optimizer_update_8bit_blockwise": Rule(
+        _passes(1, 3, 2), "kernels of bitsandbytes, which look up what their bits stand for"
+    ),
     "_weight_int4pack_mm": Rule(_unpacking_product, "products that unpack weights of 4 bits on their way"),
     "_cdist_forward _cdist_backward _pdist_forward _pdist_backward _trilinear": Rule(
         _passes(1, 300, 4), "sums over pairs, which do not show in their operands' sizes"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.plans import ADAPTERS
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -46,7 +47,7 @@ def compare_ways(
     where there are adapters. A way that cannot be forecast is kept, with the reason."""
     found = []
     for finetune in ways:
-        plain = {} if finetune == "lora" else {name: getattr(Run, name) for name in _OF_LORA}
+        plain = {} if finetune in ADAPTERS else {name: getattr(Run, name) for name in _OF_LORA}
         asked = replace(run, finetune=finetune, **plain)
         try:
             asked.check()

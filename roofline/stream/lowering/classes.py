@@ -22,17 +22,21 @@ _CALLS = {
     "softmax": "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data",
     "loss": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_select",
-    "optimizer": "",
+    "optimizer": "optimizer_update_32bit optimizer_update_8bit_blockwise",
     "fused": "",
     "generated": "",
     "cat": "cat stack",
     "fill": "fill_ zero_ zeros ones full new_zeros new_ones zeros_like ones_like full_like new_full arange"
     " scalar_tensor",
     "custom": "",
-    "other": "",
+    "other": "dequantize_4bit dequantize_blockwise",
 }
 # Namespaces of torch's own operators; of others it is not known what they compute.
 _TORCH = ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d_functional")
+_READ = (
+    *_TORCH,
+    "bnb",
+)  # also those of bitsandbytes, of which `recipe.bitsandbytes_calls` says what they read and write
 _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in names.split()}
 
 # How the names of calls begin that take lists of tensors: optimizers', and a gradient scaler's.
@@ -70,7 +74,7 @@ def op_class(call: str, default: str = "pointwise") -> str:
         return "fused"
     if namespace == "inductor":
         return "generated"
-    is_other = "." in call.replace("::", ".") and namespace not in _TORCH
+    is_other = "." in call.replace("::", ".") and namespace not in _READ
     return "custom" if is_other else _CLASS_OF.get(name, default)
 
 

@@ -22,6 +22,7 @@ from flopcast.roofline.stream.ops.to_micro_batches import times_run
 # Calls whose result is their operand again, in another dtype or place: what autocast makes of a parameter.
 _COPIES = ("aten._to_copy", "aten.clone", "aten.contiguous")
 # Products of one matrix per expert.
+_PACKED = {"uint8": 2, "int32": 8}  # weights of 4 bits in a number
 _BANKED = ("aten._grouped_mm", "aten.bmm", "aten.baddbmm")
 
 
@@ -77,10 +78,7 @@ def count_parameters(stream: Stream, tokens: int) -> Parameters:
 def _uses(stream: Stream, parameters: set[int]) -> dict[int, _Use]:
     """Returns what the step does with each of these storages, through casts and views as well."""
     dtypes = {ref.storage: ref.operand.dtype for ref in stream.tensors if ref.storage in parameters}
-    uses = {
-        storage: _Use(stream.storages[storage].bytes // DTYPE_BYTES[dtypes.get(storage, "fp32")])
-        for storage in parameters
-    }
+    uses = {storage: _Use(_held(stream.storages[storage].bytes, dtypes.get(storage, "fp32"))) for storage in parameters}
     stands_for = {storage: storage for storage in parameters}
     for op, times in zip(stream.ops, times_run(stream), strict=True):
         for index in op.inputs if op.kind != "view" and op.phase != "optimizer" else ():
@@ -97,6 +95,11 @@ def _uses(stream: Stream, parameters: set[int]) -> dict[int, _Use]:
                 if op.phase == "forward" and len(ref.operand.shape) == 3 and packet(op.name) in _BANKED:
                     use.product_flops += _flops(stream, op) * times
     return uses
+
+
+def _held(size: int, dtype: str) -> int:
+    """How many parameters of the model so many bytes hold."""
+    return size // DTYPE_BYTES[dtype] * _PACKED.get(dtype, 1)
 
 
 def _flops(stream: Stream, op: Op) -> int:

@@ -41,7 +41,7 @@ MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 PHASES = ("train", "prefill", "decode")
 CACHES = ("auto", "dynamic", "static")
-FINETUNES = ("full", "lora")  # and last=N
+FINETUNES = ("full", "lora", "qlora")  # and last=N
 QUANTISED = ("fp8", "int8", "int4")  # weights of inference alone
 BASE_DTYPES = ("auto", "fp32", "bf16", *QUANTISED)
 # The compute capability from which torch multiplies such weights: e4m3 operands, products in bf16.
@@ -92,8 +92,8 @@ class Run:
     `batch` sequences of `seq` tokens are a micro-batch, `accumulate` micro-batches a step. A step's `flops_counted` is
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
-    full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's; of
-    inference also one of QUANTISED, for the weights of linear layers but the output one.
+    full, lora, qlora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the
+    precision's; of inference also one of QUANTISED, for the weights of linear layers but the output one.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used;
     `cache`: which cache of keys and values it has, by default transformers' own choice (`plans.cache_kind`).
     `imbalance`: of a model with experts the tokens of the fullest over the mean, with ep those of the fullest rank.
@@ -218,6 +218,11 @@ class Run:
                 )
 
     def _check_compiled(self) -> None:
+        if self.optimizer == "adamw8bit":
+            raise UsageError(
+                f"optimizer 'adamw8bit' with mode {self.mode!r}: it is modelled beside eager steps alone; use --mode "
+                "eager, or adamw-fused"
+            )
         for name, choice, why in (
             ("fused", "none", "compiled code fuses these operations itself, and leaves custom ones as they are"),
             ("matmul", "torch", "compiled code calls cuBLAS for its products"),
@@ -314,15 +319,17 @@ class Run:
 
     def _check_finetune(self) -> None:
         """Raises UsageError for what is not valid of fine-tuning."""
+        from flopcast.microbench.recipe.plans import ADAPTERS  # which `flopcast --help` does without
+
         count = self.finetune.removeprefix("last=")
         is_last = self.finetune.startswith("last=") and count.isdecimal() and 1 <= int(count) <= MOST_LAYERS
-        if self.finetune == "qlora":
+        if self.finetune == "qlora" and self.precision != "autocast-bf16":
             raise UsageError(
-                "finetune 'qlora' is not modelled yet: no profile holds the kernels of bitsandbytes that unpack its "
-                "4-bit base; valid are full, lora and last=N. Use lora: QLoRA's weights take a quarter of its bf16 ones"
+                f"finetune 'qlora' with precision {self.precision!r}: its 4-bit weights are unpacked to bf16; use "
+                "--precision autocast-bf16"
             )
         if self.finetune not in FINETUNES and not is_last:
-            raise UsageError(f"finetune {self.finetune!r}: valid are full, lora and last=N, N layers from 1 on")
+            raise UsageError(f"finetune {self.finetune!r}: valid are full, lora, qlora and last=N, N layers from 1 on")
         if self.base_dtype not in BASE_DTYPES:
             raise UsageError(f"base_dtype {self.base_dtype!r}: valid are {', '.join(BASE_DTYPES)}")
         if self.base_dtype == "fp32" and self.precision == "bf16":
@@ -330,16 +337,16 @@ class Run:
         if not 1 <= self.lora_rank <= MOST_RANK:
             raise UsageError(f"lora_rank is {self.lora_rank}: valid is an integer of at least 1, at most {MOST_RANK}")
         for name in ("lora_rank", "lora_targets"):
-            if self.finetune != "lora" and getattr(self, name) != getattr(Run, name):
-                raise UsageError(f"{name} {getattr(self, name)} with finetune {self.finetune}: it is of finetune lora")
+            if self.finetune not in ADAPTERS and getattr(self, name) != getattr(Run, name):
+                raise UsageError(f"{name} {getattr(self, name)} with finetune {self.finetune}: it is of lora and qlora")
         if not all(part.strip() for part in self.lora_targets.split(",")):
             raise UsageError(
                 f"lora_targets {self.lora_targets!r}: valid are all-linear, or names of linear layers with commas "
                 "between, such as q_proj,v_proj"
             )
-        if self.finetune == "lora" and self.fused != "none":
+        if self.finetune in ADAPTERS and self.fused != "none":
             raise UsageError(
-                f"fused {self.fused!r} with finetune lora: the fused kernels know no adapters; leave one out"
+                f"fused {self.fused!r} with finetune {self.finetune}: the fused kernels know no adapters; leave one out"
             )
 
     def traced_on(self, device: str) -> Traced:
@@ -354,8 +361,13 @@ class Run:
             )
         if self.base_dtype in QUANTISED and device == "cpu":
             raise UsageError(
-                f"base_dtype {self.base_dtype!r} on processors, for which torch has other products of such weights: not "
-                "modelled; use bf16"
+                f"base_dtype {self.base_dtype!r} on processors, for which torch has other products of such weights: "
+                "not modelled; use bf16"
+            )
+        if device == "cpu" and (self.finetune == "qlora" or self.optimizer == "adamw8bit"):
+            raise UsageError(
+                "finetune qlora and optimizer adamw8bit on processors, where bitsandbytes runs other kernels: not "
+                "modelled; use lora, and adamw"
             )
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")

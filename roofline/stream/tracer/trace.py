@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
 
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench import images
+from flopcast.microbench.recipe.bitsandbytes_calls import standing_in
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.optimizers import make_optimizers
@@ -105,6 +106,7 @@ def faking(device: str, gpu: Gpu | None = None, *, casts_in_order: bool = False)
     values = FakeValues()
     with (
         _settings_kept(),
+        standing_in(),
         untraced(),
         refusing() as watch_compiler,
         loading_apart(values.inside, values.hosts.add),

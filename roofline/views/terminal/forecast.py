@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from flopcast.microbench.recipe.plans import ADAPTERS
 from flopcast.roofline.base.units import (
     NONE,
     byte_size,
@@ -48,7 +49,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "fused by": (run.fused, "none"),
         "clipped to": (run.clip, 0.0),
         "training": (run.finetune, "full"),
-        "rank": (run.lora_rank if run.finetune == "lora" else 0, 0),
+        "rank": (run.lora_rank if run.finetune in ADAPTERS else 0, 0),
         "adapters on": (run.lora_targets, "all-linear"),
         "weights in": (run.base_dtype, "auto"),
         "cache": (run.cache, "auto"),

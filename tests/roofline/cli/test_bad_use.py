@@ -203,11 +203,13 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "cost by an unknown law": ("cost --depth-law deep", ("'deep'", "printed, ln, qwen3")),
     "cost with a bad optimizer": ("cost --widths 512 --optimizer lion", ("'lion'", "adamw-fused")),
     "an unknown way to tune": (
-        f"predict --gpu {H200} --width 512 --finetune prefix", ("'prefix'", "full, lora and last=N"),
+        f"predict --gpu {H200} --width 512 --finetune prefix", ("'prefix'", "full, lora, qlora and last=N"),
     ),
-    "qlora": (f"predict --gpu {H200} --width 512 --finetune qlora", ("not modelled yet", "bitsandbytes", "lora")),
+    "qlora in fp32": (
+        f"predict --gpu {H200} --width 512 --finetune qlora --precision fp32", ("'qlora'", "--precision autocast-bf16"),
+    ),
     "no last layers": (f"predict --gpu {H200} --width 512 --finetune last=0", ("'last=0'", "from 1 on")),
-    "a rank without adapters": (f"predict --gpu {H200} --width 512 --lora-rank 8", ("lora_rank 8", "finetune full")),
+    "a rank without adapters": (f"predict --gpu {H200} --width 512 --lora-rank 8", ("lora_rank 8", "lora and qlora")),
     "an unknown base": (f"predict --gpu {H200} --width 512 --base-dtype int2", ("'int2'", "bf16, fp8, int8, int4")),
     "a base of eight bits": (f"predict --gpu {H200} --width 512 --base-dtype int8", ("'int8'", "--phase prefill")),
     "weights of four bits in fp32": (
@@ -234,7 +236,7 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"predict --gpu {H200} --module flopcast.microbench.zoo:mlp --finetune lora", ("finetune lora", "factory"),
     ),
     "no ways": (f"finetune --gpu {H200} --config qwen3-0.6b --ways ,", ("full, last=N, lora",)),
-    "only a way that is refused": (f"finetune --gpu {H200} --config qwen3-0.6b --ways qlora", ("not modelled yet",)),
+    "only a way that is refused": (f"finetune --gpu {H200} --config qwen3-0.6b --ways last=99", ("28 layers",)),
     "an unknown phase": (f"predict --gpu {H200} --width 512 --phase serve", ("'serve'", "train, prefill, decode")),
     "a phase without a context": (f"predict --gpu {H200} --width 512 --phase decode", ("context is 0", "--context")),
     "a context without a phase": (f"predict --gpu {H200} --width 512 --context 9", ("context 9 without a phase",)),
@@ -255,9 +257,9 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "a negative clip": (f"predict --gpu {H200} --width 512 --clip -1", ("clip is -1", "0 for no clipping")),
     "clip not a number": (f"predict --gpu {H200} --width 512 --clip nan", ("clip is nan",)),
-    "no bitsandbytes": (
-        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw8bit",
-        ("adamw8bit", "pip install bitsandbytes", "adamw-fused"),
+    "compiled beside bitsandbytes": (
+        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw8bit --mode compile",
+        ("'adamw8bit'", "'compile'", "adamw-fused"),
     ),
     "cost into a file": (f"cost --gpus {H200} --widths 512 --out plain/new", ("plain/new", "cannot be written")),
     # CSV

@@ -13,9 +13,9 @@ STEP = ("--gpu", "nvidia-h200", "--config", "qwen3-0.6b", "--depth", 3, "--on", 
 
 
 def test_ways_stand_side_by_side(flopcast: Callable[..., Any]) -> None:
-    done = flopcast("finetune", *STEP, "--ways", "full,last=1,qlora", "--json")
+    done = flopcast("finetune", *STEP, "--ways", "full,last=1,last=9", "--json")
     assert done.code == 0, done.err
-    full, last, qlora = done.document
+    full, last, more = done.document
     alone = flopcast("predict", *STEP, "--json").document
     assert full["forecast"] == alone  # one recipe: a way is the step that predict forecasts
     assert full["saves"] == {"step_seconds": 0.0, "needed_bytes": 0.0, "usd": 0.0}
@@ -27,12 +27,22 @@ def test_ways_stand_side_by_side(flopcast: Callable[..., Any]) -> None:
     for way in (full, last):
         need = way["forecast"]["needed_bytes"]
         assert set(way["fits_on"]) == {name for name, spec in load_specs().items() if need <= spec.memory_bytes}
-    assert (qlora["forecast"], qlora["saves"]) == (None, None)
-    assert "not modelled yet" in qlora["reason"]
-    printed = flopcast("finetune", *STEP, "--ways", "full,last=1,qlora")
+    assert (more["forecast"], more["saves"]) == (None, None)
+    assert "the model has 3 layers" in more["reason"]
+    printed = flopcast("finetune", *STEP, "--ways", "full,last=1,last=9")
     assert printed.code == 0
     assert "last=1 fits on: h200" in printed.out
-    assert "qlora (finetune 'qlora' is not modelled yet" in printed.err
+    assert "last=9 (finetune last=9: the model has 3 layers" in printed.err
+
+
+def test_full_lora_and_qlora_by_default(flopcast: Callable[..., Any]) -> None:
+    pytest.importorskip("peft")
+    done = flopcast("finetune", *STEP, "--json")
+    assert done.code == 0, done.err
+    full, lora, qlora = (way["forecast"] for way in done.document)
+    assert lora["n_params_trained"] == qlora["n_params_trained"] < full["n_params_trained"]
+    assert qlora["needed_bytes"] < lora["needed_bytes"] < full["needed_bytes"]
+    assert "kernels of bitsandbytes was timed yet" in " ".join(qlora["warnings"])
 
 
 def test_a_table_of_ways_is_swept(flopcast: Callable[..., Any], tmp_path: Any) -> None:

@@ -10,10 +10,12 @@ import torch
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe import training_step
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.memory import is_scale, peak_bytes
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters
-from flopcast.roofline.stream.model.models import with_depth
+from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.trace import trace_module
@@ -124,3 +126,98 @@ def test_adapters_learn_and_leave_the_base_alone(tiny: dict[str, Any]) -> None:
     moved = {name for name, p in step.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved
     assert all("lora_" in name for name in moved)
+
+
+def test_qlora_is_lora_on_weights_of_four_bits(tiny: dict[str, Any]) -> None:
+    """By hand from what bitsandbytes keeps: half a byte a weight, a byte per 64 and four per 64 x 256 of them."""
+    pytest.importorskip("peft")
+    lora, qlora = (traced(tiny, finetune=way, optimizer="adamw-fused") for way in ("lora", "qlora"))
+    assert qlora.n_params == lora.n_params
+    assert count_parameters(qlora, 10) == count_parameters(lora, 10)
+    up = [
+        op for op in qlora.ops if op.layer == 1 and op.module.endswith(("up_proj", "up_proj.base_layer"))
+        and op.kind == "launch"
+    ]  # fmt: skip
+    unpacked = [
+        "bnb.dequantize_blockwise.default",
+        "aten.add_.Tensor",
+        "bnb.dequantize_4bit.default",
+        "aten.mm.default",
+    ]
+    assert [op.name for op in up if op.phase == "forward"][:5] == [*unpacked, "aten.clone.default"]
+    backward = [op.name for op in up if op.phase == "backward"]
+    assert "".join(backward).count("".join(unpacked)) == 1
+    read = {qlora.tensors[i].storage for op in up if op.name.startswith("bnb.") for i in op.inputs}
+    found = [qlora.storages[storage] for storage in read]
+    weights = 64 * 192
+    assert {s.bytes for s in found if s.kind == "parameter"} == {weights // 2}
+    assert sorted(s.bytes for s in found if s.kind == "buffer") == [
+        4,
+        weights // 64,
+        256 * 4,
+    ]  # of 192 blocks one value
+    # what is trained is the same, in the same memory
+    for kind in ("gradient", "state"):
+        assert sum(s.bytes for s in qlora.storages if s.kind == kind) == sum(
+            s.bytes for s in lora.storages if s.kind == kind
+        )
+    assert peak_bytes(qlora) < peak_bytes(lora)
+    # the rest of the model in fp32, as transformers' users prepare it
+    wide = traced(tiny, finetune="qlora", optimizer="adamw-fused", base_dtype="fp32")
+    assert wide.parameter_bytes > qlora.parameter_bytes
+    assert sum(op.name == "bnb.dequantize_4bit.default" for op in wide.ops) == sum(
+        op.name == "bnb.dequantize_4bit.default" for op in qlora.ops
+    )
+
+
+@pytest.mark.parametrize("run", [{"finetune": "qlora"}, {"optimizer": "adamw8bit"}], ids=["qlora", "8-bit AdamW"])
+def test_what_bitsandbytes_runs_of_three_layers_unfolds_to_what_five_give(
+    run: dict[str, Any], tiny: dict[str, Any]
+) -> None:
+    if "finetune" in run:
+        pytest.importorskip("peft")
+    five = with_depth(tiny, 5)
+    asked = Run(batch=BATCH, seq=SEQ, **run).traced_on("cuda")
+    derived, whole = get_stream(five, asked), trace_now(five, asked)
+    assert calls(derived) == calls(whole)
+    assert derived.n_params == whole.n_params
+    for is_held in (lambda s: s.kind == "parameter", lambda s: s.kind == "state", is_scale):
+        assert sum(s.bytes for s in derived.storages if is_held(s)) == sum(
+            s.bytes for s in whole.storages if is_held(s)
+        )
+
+
+def test_states_of_eight_bits_by_hand(tiny: dict[str, Any]) -> None:
+    """Two bytes a parameter and two fp32 numbers per 256; small parameters keep theirs in fp32."""
+    found, usual = (traced(tiny, optimizer=name) for name in ("adamw8bit", "adamw"))
+    sizes = [s.bytes // 4 for s in found.storages if s.kind == "parameter"]
+    expected = sum(8 * n if n < 4096 else 2 * n + 2 * 4 * -(-n // 256) for n in sizes)
+    assert sum(s.bytes for s in found.storages if s.kind == "state") == expected
+    ops = [op for op in found.ops if op.phase == "optimizer"]
+    updates = [op for op in ops if op.name.startswith("bnb.optimizer_update")]
+    assert len(updates) == len(sizes)
+    assert sum("8bit" in op.name for op in updates) == sum(n >= 4096 for n in sizes)
+    assert sum(op.kind == "sync" for op in ops) == len(sizes), "it waits for the device at each parameter"
+    assert [op.name for op in found.ops if op.phase != "optimizer"] == [
+        op.name for op in usual.ops if op.phase != "optimizer"
+    ]
+
+
+def test_its_kernels_are_priced_between_one_and_three_times_their_bytes(tiny: dict[str, Any], profile: Profile) -> None:
+    run = Run(batch=BATCH, seq=SEQ, optimizer="adamw8bit")
+    step = PricedStep(traced(with_depth(tiny, 3) | {"vocab_size": 2**20}, optimizer="adamw8bit"), run, profile)
+    update = max(step.by_class["optimizer"], key=lambda op: op.seconds)
+    numel = 2**20 * 64
+    assert update.bytes == 2 * 4 * numel + 4 * numel + 4 * numel + 4 * 4 * numel // 256 + 2 * 256 * 4
+    assert update.bytes / 4e12 < update.seconds < 3.1 * update.bytes / 4e12
+    assert "kernels of bitsandbytes was timed yet" in " ".join(step.warnings)
+
+
+def test_steps_of_bitsandbytes_are_not_run(tiny: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="forecast and not run"):
+        training_step.build(tiny, "cpu", batch=BATCH, seq=SEQ, finetune="qlora")
+    for run in ({"finetune": "qlora"}, {"optimizer": "adamw8bit"}):
+        with pytest.raises(UsageError, match="on processors"):
+            Run(**run).traced_on("cpu")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="GPT2LMHeadModel has no linear layers"):
+        traced(load_config("gpt2") | {"n_embd": 64, "n_layer": 1, "n_head": 2}, finetune="qlora")
