@@ -24,12 +24,12 @@ FUSED_BACKENDS = ("triton",)  # of the operators of `fused`
 _DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
     "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8,
-    "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64,
+    "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 
 # Relative error (norm) allowed against float64, by the coarsest dtype involved: a few units in the last place
 # for element-wise calls, with room for sums over thousands of elements.
-TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-4, "tf32": 2e-3, "fp64": 1e-10}
+TOLERANCE = {"fp8": 4e-2, "bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-4, "tf32": 2e-3, "fp64": 1e-10}
 
 # Arguments that must be positive (roots, logarithms, denominators).
 _POSITIVE = ("rsqrt", "sqrt", "log", "addcdiv", "reciprocal", "div", "adamw", "adam", "pow")
@@ -96,6 +96,8 @@ def _make_valid(shape: Call, made: Sequence[torch.Tensor], generator: torch.Gene
         chosen = torch.randint(0, len(ends), (rows // 16,), generator=generator, device=ends.device)
         ends.copy_(torch.bincount(chosen, minlength=len(ends)).cumsum(0) * 16)
         ends[-1] = rows
+    elif name == "_weight_int4pack_mm":  # all bits, as weights of 4 have them
+        made[1].copy_(torch.randint(-(2**31), 2**31, made[1].shape, generator=generator, device=made[1].device))
     elif name == "max_pool2d_with_indices_backward":
         # where in its window each result came from: random places lie in none
         sizes = [value for value in json.loads(shape.args) if not isinstance(value, dict)]
@@ -205,6 +207,11 @@ def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tenso
         return [_upcast(operands[0])]
     if _packet(shape) == "_grouped_mm":  # refuses float64
         return [_grouped_products([_upcast(operand) for operand in operands])]
+    if _packet(shape) == "_weight_int4pack_mm":  # its weights, as the kernel itself unpacks them
+        rows, packed, scales = operands
+        one = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+        function = torch.ops.aten._weight_int4pack_mm.default
+        return [_upcast(rows) @ _upcast(function(one, packed, json.loads(shape.args)[2], scales))]
     counts = _packet(shape).startswith("_fused_adam")
     copies = [tensor.clone() if counts and tensor.ndim == 0 else _upcast(tensor) for tensor in operands]
     return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
@@ -249,7 +256,8 @@ def check(out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tenso
     names = [o.dtype for o in (*shape.inputs, *shape.outputs) if o.dtype in TOLERANCE]
     tolerance = max((TOLERANCE[name] for name in names), default=0.0)
     worst = 0.0
-    for got, want in zip(found, expected, strict=True):
+    for result, want in zip(found, expected, strict=True):
+        got = result.double() if result.dtype == torch.float8_e4m3fn else result  # which nothing is compared with
         difference = (got.double() - want.double()).where(got != want, 0.0)  # infinities that are equal are right
         scale = float(want.double().where(want.isfinite(), 0.0).norm())
         error = float(difference.norm())

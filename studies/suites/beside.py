@@ -2,9 +2,10 @@
 of language models with AdamW, where no case of the suite "standard" is of its kind.
 
 Of inference: products of few rows, for which libraries have kernels of their own, the attention of one token over a
-long cache, and the copies that grow the cache. Of fine-tuning: what other optimizers launch. Of images: convolutions by
-group, of which every window and number of groups has kernels of its own, and what stands around them. Of precisions:
-random products in fp32, tf32 and fp16, what autocast to fp16 and its gradient scaler launch, and experts in bf16.
+long cache, the copies that grow the cache, and products of weights in fp8 and int4 with the casts around them. Of
+fine-tuning: what other optimizers launch. Of images: convolutions by group, of which every window and number of groups
+has kernels of its own, and what stands around them. Of precisions: random products in fp32, tf32 and fp16, what
+autocast to fp16 and its gradient scaler launch, and experts in bf16.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 from flopcast.kernels.shapes import Call, Gemm, Operand
+from flopcast.microbench.recipe.quantised import GROUP, INNER_TILES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, PRECISIONS, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.model.run import QUANTISED
 from studies.suites.build import works
 from studies.suites.calls import CallPlan, call_cases
 from studies.suites.drawing import distinct, first
@@ -35,6 +38,16 @@ _HELD_DECODES = tuple(
     Source(precision="bf16", phase="decode", batch=batch, context=2000, **model)
     for model in ({"width": 1280}, {"config": "llama-3.2-1b"})
     for batch in (4, 40)
+)
+# Weights of few bits: a decode and a prefill, whose activations are cast in fp8.
+_QUANTISED = tuple(
+    Source(precision="bf16", phase=phase, batch=batch, context=context, width=width, base_dtype=weights)
+    for weights in QUANTISED
+    for phase, batch, context, width in (("decode", 24, 300, 512), ("prefill", 2, 1024, 1536), ("decode", 4, 300, 3072))
+)
+_HELD_QUANTISED = tuple(
+    Source(precision="bf16", phase="prefill", batch=3, context=512, width=1280, base_dtype=weights)
+    for weights in QUANTISED
 )
 _OPTIMIZERS = tuple(
     Source(optimizer=optimizer, width=width)
@@ -60,7 +73,7 @@ _HELD_PRECISIONS = (
 )
 SOURCES = {
     IMAGES: {"fit": _IMAGES, "holdout": _HELD_IMAGES},
-    INFERENCE: {"fit": _DECODES, "holdout": _HELD_DECODES},
+    INFERENCE: {"fit": (*_DECODES, *_QUANTISED), "holdout": (*_HELD_DECODES, *_HELD_QUANTISED)},
     FINE_TUNE: {"fit": _OPTIMIZERS, "holdout": _HELD_OPTIMIZERS},
     PRECISIONS: {"fit": _PRECISIONS, "holdout": _HELD_PRECISIONS},
 }
@@ -74,6 +87,10 @@ WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8
 RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
 VOCABULARIES = (32_000, 50_304, 128_256, 151_936)
 FEW_ROWS = {"fit": 170, "holdout": 45}
+# Of weights of few bits, of each kind: a prefill's rows too, up to so many FLOPs.
+MANY_ROWS = (256, 512, 1024, 2048, 4096)
+PACKED = {"fit": 80, "holdout": 25}
+MOST_PACKED_FLOPS = 2 * 10**11
 # Random products of each dtype and layout, by role: half as many points as bf16 needs for 4% at the median.
 BY_DTYPE = {"fit": {"fp32": 28, "tf32": 28, "fp16": 16}, "holdout": {"fp32": 14, "tf32": 14, "fp16": 7}}
 MOST_FLOPS = 4 * 10**11  # 8 ms in fp32
@@ -92,18 +109,23 @@ def cases_of(name: str) -> list[SuiteCase]:
     known = {_kind(describe(case.shape, case.backend)) for case in usual}
     cases: list[SuiteCase] = []
     fitted: set[Call] = set()
-    for role, sources in SOURCES[name].items():
-        new = [work for work in works(sources, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
-        of_one_token = [work for work in new if work.op_class == "attention"]
-        plan = {IMAGES: FEWER, PRECISIONS: FEWEST}.get(name, CALLS)[role]
-        cases += call_cases([work for work in new if work not in of_one_token], plan, role, without=fitted)
-        fitted |= {case.shape for case in cases if isinstance(case.shape, Call)}
+    for is_packed in (False, True):  # weights of few bits last, of which only what nothing before has counts
+        for role, sources in SOURCES[name].items():
+            own = [source for source in sources if (source.base_dtype in QUANTISED) is is_packed]
+            new = [work for work in works(own, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
+            drawn_below = [work for work in new if work.op_class in ("attention", "gemm") and name == INFERENCE]
+            plan = {IMAGES: FEWER, PRECISIONS: FEWEST}.get(name, CALLS)[role]
+            cases += call_cases([work for work in new if work not in drawn_below], plan, role, without=fitted)
+            fitted |= {case.shape for case in cases if isinstance(case.shape, Call)}
+        known |= {_kind(describe(case.shape, case.backend)) for case in cases}
     if name == INFERENCE:
         drawn = {case.shape for case in usual if isinstance(case.shape, Gemm)}
         taken: set[Call] = set()
+        packed: set[Gemm | Call] = set()
         for role in SOURCES[name]:
             cases += [case for shape in _products(role, drawn) for case in _cold_and_hot(shape, role)]
             cases += [case for shape in _attentions(role, taken) for case in _cold_and_hot(shape, role)]
+            cases += [case for shape in _packed(role, packed) for case in _cold_and_hot(shape, role)]
     if name == PRECISIONS:
         products: set[Gemm] = set()
         for role in SOURCES[name]:
@@ -132,6 +154,39 @@ def _products(role: str, taken: Collection[Gemm]) -> list[Gemm]:
         return Gemm(m=rng.choice(ROWS), n=n, k=k)
 
     return list(distinct(partial(first, draw, lambda shape: shape.bytes <= MOST_BYTES), found, FEW_ROWS[role]))
+
+
+def _packed(role: str, taken: set[Gemm | Call]) -> list[Gemm | Call]:
+    """Random products of linear layers with weights in fp8 and in int4, of few rows and of many."""
+    rng = random.Random(SEEDS[role])
+
+    def sizes() -> tuple[int, int, int]:
+        width = rng.choice(WIDTHS)
+        other = max(128, round(width * rng.choice(RATIOS) / 128) * 128)
+        n, k = (other, width) if rng.random() < 0.5 else (width, other)
+        return rng.choice((*ROWS, *MANY_ROWS)), n, k
+
+    def is_short(shape: Gemm | Call) -> bool:
+        return describe(shape).flops <= MOST_PACKED_FLOPS
+
+    def fp8() -> Gemm | Call:
+        m, n, k = sizes()
+        return Gemm(m=m, n=n, k=k, dtype="fp8")
+
+    return [
+        shape
+        for draw in (fp8, lambda: product_of_4_bits(*sizes()))
+        for shape in distinct(partial(first, draw, is_short), taken, PACKED[role])
+    ]
+
+
+def product_of_4_bits(m: int, n: int, k: int) -> Call:
+    """Rows [m, k] in bf16 times weights [n, k] of 4 bits in groups of GROUP, as it is traced."""
+    packed = _contiguous((n // 8, k // (16 * INNER_TILES), 32, INNER_TILES // 2), "int32")
+    scales = _contiguous((k // GROUP, n, 2), "bf16")
+    inputs = _contiguous((m, k), "bf16"), packed, scales
+    arguments = f'[{{"t":0}},{{"t":1}},{GROUP},{{"t":2}}]'
+    return Call("aten._weight_int4pack_mm.default", inputs, (_contiguous((m, n), "bf16"),), arguments)
 
 
 def _by_dtype(role: str, taken: set[Gemm]) -> list[Gemm]:

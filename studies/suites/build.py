@@ -96,6 +96,6 @@ def _trace(source: Source, device: str) -> Stream:
     )
     traced = Run(
         batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer,
-        fused=source.fused, phase=source.phase, context=source.context,
+        fused=source.fused, phase=source.phase, context=source.context, base_dtype=source.base_dtype,
     ).traced_on(device)  # fmt: skip
     return to_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)

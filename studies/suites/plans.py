@@ -30,6 +30,7 @@ class Source:
     fused: str = "none"
     phase: str = "train"
     context: int = 0  # of a phase of inference, in place of `seq`
+    base_dtype: str = "auto"
 
     @property
     def label(self) -> str:
@@ -38,7 +39,8 @@ class Source:
             return f"{self.module} {self.batch} {self.precision} {self.optimizer}"
         model = (self.config or f"w{self.width}") + f"-d{self.depth}"
         if self.phase != "train":
-            return f"{model} {self.batch}x{self.context} {self.precision} {self.phase}"
+            weights = "" if self.base_dtype == "auto" else f" {self.base_dtype}"
+            return f"{model} {self.batch}x{self.context} {self.precision} {self.phase}{weights}"
         label = f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
         return label if self.fused == "none" else f"{label} fused"
 

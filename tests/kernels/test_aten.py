@@ -16,7 +16,7 @@ from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
-from studies.suites.beside import attention_of_one
+from studies.suites.beside import attention_of_one, product_of_4_bits
 
 Replayed = tuple[Call, tuple[torch.Tensor, ...], list[torch.Tensor], Any]
 
@@ -319,3 +319,35 @@ def test_gradients_of_a_pooling_go_where_its_maxima_were(dtype: str) -> None:
     assert torch.equal(at, maxima)
     error, tolerance = aten.check(out, expected, operands, call)
     assert error <= tolerance
+
+
+def test_a_product_of_4_bits_is_checked_by_the_weights_that_it_unpacks() -> None:
+    """On CUDA alone torch has the kernel: one stands in that takes numbers of 4 bits as they lie."""
+
+    def unpacked(rows: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+        n, k = scales.shape[1], rows.shape[1]
+        numbers = torch.stack([packed.reshape(n, -1) >> 4 * i & 15 for i in range(8)], 2).reshape(n, k)
+        scale, zero = scales.transpose(0, 1).repeat_interleave(group, 1).unbind(2)
+        return rows @ ((numbers - 8) * scale + zero).to(rows.dtype).t()
+
+    call = product_of_4_bits(5, 64, 256)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_weight_int4pack_mm", unpacked, "CPU")
+        call, operands, expected, out = replay(call)
+        assert len(operands[1].unique()) > operands[1].numel() // 2, "random bits, not small numbers"
+        error, tolerance = aten.check(out, expected, operands, call)
+        assert error <= tolerance
+        wrong, _ = aten.check(out * 1.1, expected, operands, call)
+        assert wrong > tolerance
+
+
+def test_casts_to_e4m3_and_from_int8_are_right() -> None:
+    for source, target in (("bf16", "fp8"), ("int8", "bf16")):
+        operand = Operand((64, 96), (96, 1), source)
+        call = Call(
+            "aten._to_copy.default", (operand,), (replace(operand, dtype=target),), '[{"t":0}]',
+            f'{{"dtype":{{"d":"{target}"}}}}',
+        )  # fmt: skip
+        call, operands, expected, out = replay(call)
+        error, tolerance = aten.check(out, expected, operands, call)
+        assert error <= tolerance

@@ -11,7 +11,8 @@ from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import QUANTISED, Run
+from studies.suites.beside import product_of_4_bits
 
 STANDARD = suites.load("standard")
 
@@ -55,3 +56,20 @@ def test_decodes_are_measured_from_one_row_to_many_and_over_long_caches() -> Non
     keys = {s.inputs[1].shape[2] for s in fitted if isinstance(s, Call) and s.op.startswith("flopcast.attention")}
     assert min(keys) < 300
     assert max(keys) > 30_000
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_products_of_weights_of_few_bits_are_measured_with_the_casts_around_them(weights: str) -> None:
+    known = kinds(suites.load(INFERENCE)) | kinds(STANDARD)
+    for phase in ("prefill", "decode"):
+        run = Run(batch=3, phase=phase, context=640, precision="bf16", base_dtype=weights)
+        stream = get_stream(make_config(width=1024, depth=2), run.traced_on("cuda"))
+        missing = {(w.op_class, str(w.variant)) for w in describe_ops(stream) if w is not None} - known
+        assert missing == set(), phase
+
+
+def test_a_product_of_4_bits_is_drawn_as_it_is_traced() -> None:
+    run = Run(batch=3, phase="decode", context=640, precision="bf16", base_dtype="int4")
+    stream = get_stream(make_config(width=1024, depth=2), run.traced_on("cuda"))
+    traced = {stream.call(op) for op in stream.ops if "int4pack" in op.name}
+    assert product_of_4_bits(3, 3072, 1024) in traced

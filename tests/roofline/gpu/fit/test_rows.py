@@ -23,6 +23,7 @@ from flopcast.roofline.gpu.fit.rows import fit, fit_rows
 from flopcast.roofline.gpu.library.profiles import known_profiles
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
+from studies.suites.beside import product_of_4_bits
 
 FLOOR, BANDWIDTH, PEAK, SM_COUNT = 2e-6, 4.0e12, 990e12, 132
 LAUNCH = 6e-6
@@ -425,3 +426,18 @@ def test_attention_with_windows_and_documents_is_not_fitted_as_causal() -> None:
     causal, *others = (case_of(row(one, rng, 0.0), 0.0, []) for one in (shape, *banded))
     assert causal is not None
     assert others == [None, None]
+
+
+def test_products_of_4_bits_get_a_curve_of_their_own() -> None:
+    """By bytes, as few rows are bound by them; what was a least and a most becomes the law and what it leaves."""
+    rng = np.random.default_rng(3)
+    shapes = [product_of_4_bits(m, n, k) for m in (1, 4, 16) for n in (1024, 4096, 8192) for k in (1024, 4096)]
+    scalars = [r for r in measurements(noise=0.01) if r["key"].startswith("scalar")]
+    before, _ = fit_rows([*scalars, row(Gemm(m=64, n=64, k=64), rng, 0.01)], MACHINE)
+    after, _ = fit_rows([*scalars, *(row(shape, rng, 0.01) for shape in shapes)], MACHINE)
+    new = product_of_4_bits(8, 6144, 2048)
+    (rough,), (known,) = (profile.estimate([(describe(new), "torch", "cold")]) for profile in (before, after))
+    assert rough.basis == "extrapolated"
+    assert known.basis == "interpolated"
+    assert known.seconds == pytest.approx(law(new, "cold"), rel=0.05)
+    assert known.sigma < 0.1 < rough.sigma
