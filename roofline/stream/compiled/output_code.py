@@ -50,6 +50,12 @@ def read_output_code(text: str) -> tuple[Graph, ...]:
     return tuple(_read_graph(part) for part in GRAPH_MARK.split(text) if part.strip())
 
 
+def is_forward(text: str) -> bool:
+    """Whether a graph's code is that of a forward which a backward follows."""
+    label = _LABEL.search(text)
+    return label is not None and label[1].endswith("forward")
+
+
 def _read_graph(text: str) -> Graph:
     try:
         module = ast.parse(text)

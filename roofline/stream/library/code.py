@@ -29,10 +29,11 @@ from flopcast.roofline.stream.tracer.compiler.apart import compiling
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 # Increased when `stream/tracer/compiler` makes other code of the same step: code kept before is then made again.
-COMPILER = 2
+COMPILER = 3
 
 Codes = MutableMapping[str, OutputCode]  # of modules
-_OF_RANKS = ("parallel", "rank", "optimizer", "accumulate")  # what is asked of a rank's step alone
+# What is asked of steps alone that are recorded.
+_OF_RECORDED = ("parallel", "rank", "optimizer", "accumulate", "clip", "is_own")
 _OF_INFERENCE = ("phase", "context")
 
 
@@ -40,7 +41,7 @@ def code_key(asked: Asked) -> str:
     """A hash of what the code depends on, except versions."""
     config = None if asked.config is None else relevant(asked.config)
     known = asdict(asked)
-    left_out = (*(() if asked.parallel else _OF_RANKS), *(_OF_INFERENCE if asked.phase == "train" else ()))
+    left_out = (*(() if asked.is_recorded else _OF_RECORDED), *(_OF_INFERENCE if asked.phase == "train" else ()))
     known = {name: value for name, value in known.items() if name not in left_out}
     return hashlib.sha256(canonical_json({**known, "config": config}).encode()).hexdigest()[:20]
 

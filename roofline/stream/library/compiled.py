@@ -71,11 +71,37 @@ def _rank_of(asked: Asked, traced: Traced) -> Stream:
 def rank_stream(code: OutputCode, traced: Traced) -> Stream:
     """The stream of a rank's step from what was compiled and recorded of it."""
     _check(code)
-    recorded = from_json(code.rank, "the recorded step of a rank")
+    recorded = from_json(code.recorded, "the recorded step of a rank")
     if traced.layout.reduces_gradients:
         recorded = with_buckets(recorded)
+    return _with_graphs(recorded, code, traced.mode)
+
+
+def compiled_own_now(source: str, traced: Traced, sizes: Mapping[str, int], known: Codes | None = None) -> Stream:
+    """The stream of a step that calls torch.compile by itself: of a step function, or of a module that its factory
+    compiles. `traced`: as for a compiled step; the mode is the step's own, which the stream's meta says. Raises
+    UsageError and DataError as `compiled_now`."""
+    asked = replace(
+        asked_of(traced), module=source, sizes=sizes, is_own=True, optimizer=traced.optimizer,
+        accumulate=traced.accumulate, clip=traced.clip,
+    )  # fmt: skip
+    with compiled_once(asked, known) as result:
+        code = result()
+    recorded = from_json(code.recorded, "the recorded step")
+    if any(op.name.startswith(_BY_EXPERT) for op in recorded.ops):
+        raise UsageError(
+            f"{source}: transformers runs a compiled model's experts one by one outside of the graphs, with launches "
+            "for each that gets tokens, which is not modelled; leave torch.compile out, or let the weights be bf16"
+        )
+    return _with_graphs(recorded, code, recorded.meta["mode"])
+
+
+_BY_EXPERT = "transformers.grouped_mm_fallback"  # in compiled steps whose weights are not bf16
+
+
+def _with_graphs(recorded: Stream, code: OutputCode, mode: str) -> Stream:
     found = to_rank(recorded, read_output_code(code.text))
-    return replace(found, meta={**found.meta, **_meta_of(code, traced.mode)})
+    return replace(found, meta={**found.meta, **_meta_of(code, mode)})
 
 
 def _meta_of(code: OutputCode, mode: str) -> dict[str, Any]:

@@ -41,12 +41,27 @@ def module_stream(
     """Returns the op stream of one step of `source` on `device`, as `Traced` names it. `source` and `gpu` are as
     `trace_module` takes them.
 
-    A factory chooses its own batch and sequence length, except for the `sizes` given. `codes`: what the caller
+    A factory chooses its own batch and sequence length, except for the `sizes` given. A step that calls torch.compile
+    by itself is forecast as it asks for, of the GPU that is given. `codes`: what the caller
     keeps of the same source's compiled steps. Raises UsageError, for a step
     that is compiled also where `source` is not the name of a factory.
     """
+    sizes = sizes or {}
     if run.mode != "eager":
-        return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu, codes=codes)
+        return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes, gpu=gpu, codes=codes)
+    try:
+        return _eager(source, run, device, batch=batch, loss_fn=loss_fn, sizes=sizes, gpu=gpu)
+    except UsageError as fault:
+        is_known = isinstance(source, str) and loss_fn is None and gpu is not None and not run.is_parallel
+        if not (is_known and _compiles_itself(fault)):
+            raise
+        return _own(source, run, sizes, gpu or {}, codes)
+
+
+def _eager(
+    source: Any, run: Run, device: str, *, batch: Any, loss_fn: Callable[[Any], torch.Tensor] | None,
+    sizes: Mapping[str, int], gpu: Mapping[str, Any] | None,
+) -> Stream:  # fmt: skip
     from flopcast.roofline.stream.tracer.trace import trace_module
 
     if run.phase != "train":
@@ -73,6 +88,22 @@ def module_stream(
     return stream
 
 
+def _compiles_itself(fault: UsageError) -> bool:
+    """Whether a trace was refused because the step calls torch.compile."""
+    from flopcast.roofline.stream.tracer.unmodelled import NotModelled, Topic
+
+    return isinstance(fault.__cause__, NotModelled) and fault.__cause__.finding.topic is Topic.COMPILED
+
+
+def _own(source: str, run: Run, sizes: Mapping[str, int], gpu: Mapping[str, Any], codes: Codes | None) -> Stream:
+    """The stream of a step that compiles itself, in the mode that it asks torch for."""
+    from flopcast.roofline.stream.library.compiled import compiled_own_now
+
+    compiled = replace(run, mode="compile")
+    compiled.check()
+    return compiled_own_now(source, compiled.traced_on(compiled.device_of(gpu)), sizes, known=codes)
+
+
 def _of_rank(source: Any, run: Run, traced: Traced, options: Mapping[str, Any]) -> Stream:
     """The stream of a module's step on several GPUs, of the first rank."""
     from flopcast.roofline.stream.tracer.parallel.trace import trace_module_rank
@@ -96,7 +127,21 @@ def _compiled(
     traced = run.traced_on(device)
     if run.is_parallel:
         return compiled_module_rank_now(source, traced, sizes)
-    eager = partial(module_stream, source, replace(run, mode="eager"), as_eager(traced).device, sizes=sizes, gpu=gpu)
+
+    def eager() -> Stream:
+        try:
+            return _eager(
+                source, replace(run, mode="eager"), as_eager(traced).device, batch=None, loss_fn=None, sizes=sizes,
+                gpu=gpu,
+            )  # fmt: skip
+        except UsageError as fault:
+            if not _compiles_itself(fault):
+                raise
+            raise UsageError(
+                f"mode {run.mode} of {source}, which calls torch.compile by itself: it is forecast in the mode that it "
+                "asks for; leave mode out"
+            ) from fault
+
     return compiled_module_now(source, traced, sizes, eager, known=codes)
 
 
@@ -215,9 +260,11 @@ def _parameters(source: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:
-    """Returns `run` with what was traced: the batch and the sequence length, of a step function also the optimizer's
-    class and, as the precision, the dtype of the products that most FLOPs are in ("" without products)."""
-    traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])
+    """Returns `run` with what was traced: the batch and the sequence length, and the mode of a step that compiles
+    itself; of a step function also the optimizer's class and, as the precision, the dtype of the products that most
+    FLOPs are in ("" without products)."""
+    mode = stream.meta.get("mode", run.mode)
+    traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"], mode=mode)
     if stream.meta.get("unit") != "steps":
         return traced
     flops: Counter[str] = Counter()

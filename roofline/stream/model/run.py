@@ -170,7 +170,7 @@ class Run:
         for name, choices in valid.items():
             value = getattr(self, name)
             if value not in choices:
-                why = _WHY_NOT.get(value, _ANY_BACKEND if name == "mode" else "")
+                why = why_not(value) if name == "mode" else _WHY_NOT.get(value, "")
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}{why}")
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
@@ -382,6 +382,11 @@ class Run:
         shared["parallel"] = str(self.layout) if self.is_parallel else ONE_GPU
         shared["attention"] = "triton" if self.attention == "triton" and not self.is_parallel else "sdpa"
         return Traced(**shared, device=device)
+
+
+def why_not(mode: str) -> str:
+    """Why a mode or a backend of torch.compile is not modelled, as the end of a sentence."""
+    return _WHY_NOT.get(mode, _ANY_BACKEND)
 
 
 def layout_of(parallel: str) -> Layout:

@@ -295,10 +295,10 @@ def trace_made(
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
     with faked as record, _lent_fakes(function), _explained(name, record.values):
-        made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
+        made: Any = (function, batch) if isinstance(function, torch.nn.Module) else make(function, sizes, name)
         record.watch_compiler()
         if not isinstance(made, tuple):
-            _refuse_unused(name, options)
+            refuse_unused(name, options)
             step: Any = record.build_function(made, device)
             batch_sizes = (1, 1)
         else:
@@ -335,7 +335,7 @@ def trace_made(
 _OF_THE_CPU = "mkldnn"  # in the names of operators of the processors' library
 
 
-def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
+def refuse_unused(name: str, options: Mapping[str, Any]) -> None:
     """Raises UsageError for an option that a step function decides by itself."""
     usual = {
         "optimizer": ("adamw",),
@@ -426,7 +426,7 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:
+def make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:
     """Calls a factory and returns its (module, batch[, loss_fn]) or step function; returns a step function as it is.
 
     Which of the two a function is shows when it is called: a factory returns one of these.

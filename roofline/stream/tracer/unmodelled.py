@@ -32,9 +32,9 @@ class Topic(Enum):
     """What is not modelled; the value says so, and what to do for a forecast."""
 
     COMPILED = (
-        "only eager steps are traced as they are: leave torch.compile out, or set TORCHDYNAMO_DISABLE=1, for the eager "
-        "forecast; of compiled steps that of a whole module is modelled: let the factory return (module, batch) "
-        "uncompiled and give --mode compile or compile-graphs, which compiles it"
+        "a step that compiles itself is compiled anew in a process of its own, for one GPU: name its factory, as "
+        "package.module:factory or path/file.py:factory, and one GPU; or leave torch.compile out, or set "
+        "TORCHDYNAMO_DISABLE=1, for the eager forecast"
     )
     SCRIPTED = "only eager steps are modelled yet: leave TorchScript out, or set PYTORCH_JIT=0, for the eager forecast"
     CAPTURED = "CUDA graphs are not modelled yet: leave the capture out for the eager forecast"

@@ -86,5 +86,5 @@ def _read(answer: str, code: int, told: str) -> OutputCode:
         graphs=tuple(found["graphs"]), calls=tuple(found["calls"]), captured=found["captured"],
         breaks=tuple(Break(**one) for one in found["breaks"]), waits=tuple(found["waits"]),
         outside=found["outside"], torch=found["torch"], triton=found["triton"],
-        waited_after=tuple(found["waited_after"]), rank=found["rank"],
+        waited_after=tuple(found["waited_after"]), recorded=found["recorded"],
     )  # fmt: skip

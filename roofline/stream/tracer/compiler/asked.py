@@ -20,6 +20,7 @@ class Asked:
     machine, 91900 as torch counts them; it decides whether attention is cuDNN's.
 
     `parallel`: the layout over several GPUs of which the step is one `rank`'s; with it also what the whole step needs.
+    `is_own`: what `module` returns calls torch.compile by itself, and may be a step function; `mode` is then its own.
     """
 
     config: Mapping[str, Any] | None = None
@@ -38,6 +39,13 @@ class Asked:
     rank: int = 0
     optimizer: str = "adamw"
     accumulate: int = 1
+    clip: float = 0.0
+    is_own: bool = False
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether what surrounds the graphs is recorded: it is not known from the eager step."""
+        return bool(self.parallel) or self.is_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +64,9 @@ class OutputCode:
     one more than the graph breaks that lie on the way. `breaks`: all that were found. `waits`: lines outside of the
     graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true.
     `waited_after`: of each such wait, how many of `calls` came before it.
-    `outside`: operators that run on the GPU outside of the graphs, by name, with their number. `rank`: of several GPUs
-    one rank's step as it was recorded, as `op_stream.to_json` has it; what is outside of its graphs is there."""
+    `outside`: operators that run on the GPU outside of the graphs, by name, with their number. `recorded`: one rank's
+    step of several GPUs, or a step that compiles itself, as `op_stream.to_json` has it, with what is outside of its
+    graphs."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]
@@ -68,7 +77,7 @@ class OutputCode:
     torch: str
     triton: str
     waited_after: tuple[int, ...] = ()
-    rank: Mapping[str, Any] | None = None
+    recorded: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:

@@ -23,9 +23,11 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RULES
+from flopcast.roofline.stream.tracer.known_values import learn
 from flopcast.roofline.stream.tracer.user_code import line_of
 
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")
@@ -45,6 +47,7 @@ def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
     fake_tensor.init_gpu_context = lambda _device: None  # type: ignore[assignment]
     FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[assignment]
     torch._C._conv_determine_backend_memory_format = _format_of(torch._C._conv_determine_backend_memory_format)
+    torch._C._group_tensors_by_device_and_dtype = _grouped(torch._C._group_tensors_by_device_and_dtype)
     _register({**RULES, "scaled_dot_product_attention": attention})
 
 
@@ -58,28 +61,35 @@ class Watched:
 
 
 def read_ones() -> Watched:
-    """Makes the mode that is watched read 1 and true from its tensors on the GPU, and tell the line that asked to
-    `waited`; and tell the other operators that it runs, with their arguments, to `ran`. Compilers have modes of their
-    own, in which there is nothing to read."""
+    """Makes the mode that is watched read 1 and true from its tensors on the GPU, or what is known of a healthy step
+    (`known_values`), and tell the line that asked to `waited`; and tell the other operators that it runs, with their
+    arguments, to `ran`. Compilers have modes of their own, in which there is nothing to read."""
     dispatch = FakeTensorMode.__torch_dispatch__
     watched = Watched()
     depth = 0  # of operators that run others
+    known = WeakIdKeyDictionary()
 
     def read(own: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         nonlocal depth
         if own is watched.mode:
             if func is torch.ops.aten._local_scalar_dense.default and args[0].is_cuda:
                 watched.waited(line_of(sys._getframe(1)))
+                if args[0] in known:
+                    return known[args[0]]
                 return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
             if not depth:
                 watched.ran(func, (args, kwargs))
         depth += 1
         try:
-            return dispatch(own, func, types, args, kwargs)
+            result = dispatch(own, func, types, args, kwargs)
         finally:
             depth -= 1
+        if own is watched.mode and not depth:
+            learn(func, args, result, known)
+        return result
 
-    FakeTensorMode.__torch_dispatch__ = read  # type: ignore[method-assign, assignment]
+    # where a step runs outside of its graphs, dynamo looks at what it calls, and would compile this too
+    FakeTensorMode.__torch_dispatch__ = torch.compiler.disable(read)  # type: ignore[method-assign]
     return watched
 
 
@@ -156,6 +166,17 @@ def _format_of(own: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
+def _grouped(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes what groups tensors for multi-tensor kernels say of a group that it is on CUDA: its device decides whether
+    gradients are clipped by such kernels."""
+
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        return {(_CUDA if device == _META else device, dtype): group for (device, dtype), group in found.items()}
+
+    return grouped
+
+
 def _answer_from_device(kind: Any) -> None:
     """Lets tensors answer by their `device` what C++ would answer by meta."""
     to, cuda = kind.to, kind.cuda
@@ -167,7 +188,15 @@ def _answer_from_device(kind: Any) -> None:
         return device
 
     def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = to(tensor, *map(indexed, args), **{name: indexed(v) for name, v in kwargs.items()})
+        """Leaves out the device where the tensor is there already, which C++ takes for another."""
+        args, kwargs = tuple(map(indexed, args)), {name: indexed(value) for name, value in kwargs.items()}
+        if args and isinstance(args[0], torch.device):
+            args, kwargs = (), dict(zip(("device", "dtype", "non_blocking", "copy"), args, strict=False)) | kwargs
+        if kwargs.get("device") == tensor.device:
+            kwargs = {name: value for name, value in kwargs.items() if name != "device" and value is not None}
+            if not kwargs.keys() - {"non_blocking"}:
+                return tensor
+        result: torch.Tensor = to(tensor, *args, **kwargs)
         return result
 
     kind.to = moved

@@ -51,6 +51,7 @@ class Compiler:
         from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
         self.kept, self.watched, self.triton = keep_code(card), read_ones(), str(triton.__version__)
+        self.gpu = card.gpu
 
     def code(self, asked: Asked) -> OutputCode:
         """Returns what inductor generates for a step. Raises UsageError for one that torch cannot build or compile."""
@@ -73,14 +74,18 @@ class Compiler:
 
         is_built = False
         # autograd's engine runs in this thread, where fake tensors have their mode
-        rank: Any = None
+        recorded: Any = None
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
             watched.mode, watched.ran = mode, ran
             watched.waited = lambda line: waits.append((line, len(kept.calls)))
             try:
                 torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
                 if asked.parallel:
-                    rank = _recorded(asked, kept)
+                    recorded = _of_rank(asked, kept)
+                elif asked.is_own:
+                    from flopcast.roofline.stream.tracer.compiler.own import record_own
+
+                    recorded = op_stream.to_json(record_own(asked, self.gpu, kept))
                 else:
                     step = _built(asked)
                     step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
@@ -89,18 +94,18 @@ class Compiler:
                         step.run()
                     else:
                         step.backward(step.forward())
-            except UsageError:
-                raise
             except Exception as fault:
+                if (refusal := _refusal_in(fault)) is not None:
+                    raise refusal from fault
                 raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
         if not kept.graphs:
             raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
         return OutputCode(
             graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
-            breaks=tuple(one for one in _breaks(dynamo.graph_break_reasons) if rank is None or not _is_of_ddp(one)),
+            breaks=tuple(one for one in _breaks(dynamo.graph_break_reasons) if recorded is None or not _is_of_ddp(one)),
             waits=tuple(dict.fromkeys(line for line, _ in waits)),
-            waited_after=tuple(calls for _, calls in waits) if rank is None else (), outside=dict(outside),
-            torch=torch.__version__, triton=self.triton, rank=rank,
+            waited_after=tuple(calls for _, calls in waits) if recorded is None else (), outside=dict(outside),
+            torch=torch.__version__, triton=self.triton, recorded=recorded,
         )  # fmt: skip
 
 
@@ -165,12 +170,15 @@ def _made(asked: Asked) -> tuple[torch.nn.Module, Any, Any]:
     parameters = inspect.signature(factory).parameters
     made = factory(**{name: size for name, size in asked.sizes.items() if name in parameters})
     if not isinstance(made, (tuple, list)) or not made or not isinstance(made[0], torch.nn.Module):
-        raise UsageError(f"{asked.module}: valid is a factory that returns (module, batch[, loss_fn])")
+        raise UsageError(
+            f"mode {asked.mode} of {asked.module}: valid is a factory that returns (module, batch[, loss_fn]); a step "
+            "function compiles by itself what it is to compile, and is forecast so: leave mode out"
+        )
     model, batch, *loss_fn = made
     return model, batch, loss_fn[0] if loss_fn else None
 
 
-def _recorded(asked: Asked, kept: Kept) -> dict[str, Any]:
+def _of_rank(asked: Asked, kept: Kept) -> dict[str, Any]:
     """Compiles and records one rank's step, as JSON of its stream."""
     from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module
     from flopcast.roofline.stream.tracer.compiler.rank import as_rank, record_rank
@@ -215,6 +223,13 @@ def _breaks(found: Iterable[Any]) -> Iterable[Break]:
 
 def _is_of_ddp(found: Break) -> bool:
     return found.where.startswith(_DDP)
+
+
+def _refusal_in(fault: BaseException | None) -> UsageError | None:
+    """What was refused while dynamo compiled, which raises it as an error of its own, or adds where it was."""
+    while fault is not None and not isinstance(fault, UsageError):
+        fault = fault.__cause__ or fault.__context__
+    return None if fault is None else UsageError(str(fault).partition("\n")[0])
 
 
 def _told(fault: BaseException) -> str:

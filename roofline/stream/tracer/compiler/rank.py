@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, mesh_of
+from flopcast.roofline.stream.compiled.output_code import is_forward
 from flopcast.roofline.stream.compiled.to_rank import GRAPH
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.compiler.inductor import Kept
@@ -51,11 +52,20 @@ def as_rank(layout: Layout, rank: int) -> Iterator[tuple[DeviceMesh, Lanes]]:
 def record_rank(step: ParallelStep, lanes: Lanes, kept: Kept, meta: Mapping[str, Any]) -> Stream:
     """Compiles a rank's step and returns it as it was recorded; its graphs are those of `kept`."""
     kept.shares = True
+    step.warm_up()
+    return record_compiled(step, kept, meta, first=lambda: None, lanes=lanes)
+
+
+def record_compiled(
+    step: Any, kept: Kept, meta: Mapping[str, Any], *, first: Callable[[], Any] | None = None,
+    lanes: Lanes | None = None,
+) -> Stream:  # fmt: skip
+    """Returns a step that was compiled into the graphs of `kept` as it is recorded, each call of a graph as one op.
+    `first` and `lanes` are for `record_step`."""
     try:
-        step.warm_up()
         kept.calls.clear()
-        kept.run = _noted
-        return record_step(step, meta, first=lambda: None, is_host=_is_host, lanes=lanes)
+        kept.run = functools.partial(_noted, [is_forward(code) for code in kept.graphs])
+        return record_step(step, meta, first=first, is_host=_is_host, lanes=lanes)
     finally:
         kept.run, kept.shares = Kept.run, False
 
@@ -64,8 +74,9 @@ def _is_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _noted(number: int, inputs: list[Any], make: Callable[[Any], list[Any]]) -> list[Any]:
-    """Runs a graph and tells the recorder of it."""
+def _noted(are_forward: Sequence[bool], number: int, inputs: list[Any], make: Callable[[Any], list[Any]]) -> list[Any]:
+    """Runs a graph and tells the recorders of it. The forward of a micro-batch begins with a graph where hooks of
+    modules, which tell of it else, are compiled away."""
     given = [value for value in inputs if isinstance(value, torch.Tensor)]
     recorders = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder)]
     with contextlib.ExitStack() as stack:
@@ -74,5 +85,7 @@ def _noted(number: int, inputs: list[Any], make: Callable[[Any], list[Any]]) -> 
             recorder.is_paused = True
         results = make(inputs)
     for recorder in recorders:
+        if recorder.phase == "optimizer" and are_forward[number]:
+            recorder.phase = "forward"
         recorder.note(GRAPH, given, [one for one in results if isinstance(one, torch.Tensor)], json.dumps([number]))
     return results

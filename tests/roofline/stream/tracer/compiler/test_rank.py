@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
@@ -19,7 +20,6 @@ from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import FOLDED_PARALLEL, Stream, from_json
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
-from flopcast.roofline.stream.tracer.compiler.side_by_side import compilers
 from flopcast.roofline.stream.tracer.parallel.trace import trace_module_rank
 
 pytest.importorskip("triton")
@@ -64,19 +64,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def steps(source: str) -> Steps:
+def steps(source: str, compiled: Callable[[Asked], Future[OutputCode]]) -> Steps:
     """By layout and depth, the code of a rank's step and its stream."""
     wanted = ((FSDP, FOLDED_PARALLEL), (FSDP, DEEP), (DDP, DEEP))
-    with compilers(
-        {"capability": [9, 0], "sm_count": 132}, 91900, 1
-    ) as compiled:  # in one process, one after the other
-        asked: dict[tuple[str, int], Future[OutputCode]] = {
-            (layout, depth): compiled(
-                Asked(module=source, sizes={"depth": depth}, parallel=layout, optimizer="adamw-fused")
-            )
-            for layout, depth in wanted
-        }
-        codes = {key: one.result() for key, one in asked.items()}
+    asked: dict[tuple[str, int], Future[OutputCode]] = {
+        (layout, depth): compiled(
+            Asked(module=source, sizes={"depth": depth}, parallel=layout, optimizer="adamw-fused")
+        )
+        for layout, depth in wanted
+    }
+    codes = {key: one.result() for key, one in asked.items()}
     return {
         (layout, depth): (code, rank_stream(code, Traced(mode="compile", device="cuda 9.0 132", parallel=layout)))
         for (layout, depth), code in codes.items()
@@ -106,8 +103,8 @@ def test_layers_under_fsdp_share_two_graphs(steps: Steps) -> None:
 def test_what_surrounds_graphs_is_the_eager_step_s(layout: str, steps: Steps, source: str) -> None:
     of_eager = eager(source, layout, DEEP)
     code, _ = steps[layout, DEEP]
-    assert code.rank is not None
-    recorded = from_json(code.rank)
+    assert code.recorded is not None
+    recorded = from_json(code.recorded)
 
     def sent(stream: Stream) -> list[tuple[str, int, int]]:
         return [(one.kind, one.bytes if layout == FSDP else 0, one.lane) for one in collectives(stream)]

@@ -1,0 +1,151 @@
+"""Steps that call torch.compile by themselves: the same graphs as of --mode, and around them what the step does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library import compiled as library
+from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
+
+pytest.importorskip("triton")
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return (x + self.down(nn.functional.gelu(self.up(x)))).float().logsumexp(-1).mean()
+
+def net():
+    return Net(), torch.randn(256, 512)
+
+def step(mode="default", micro_batches=1, of_optimizer=lambda update: update):
+    model = Net().to("cuda")
+    update = torch.optim.AdamW(model.parameters())
+    run, advance = torch.compile(model, mode=mode), of_optimizer(update.step)
+    x = torch.randn(256, 512, device="cuda")
+
+    def one():
+        update.zero_grad(set_to_none=True)
+        for _ in range(micro_batches):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = run(x)
+            (loss / micro_batches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        advance()
+
+    return one
+
+def whole(): return torch.compile(net()[0]), net()[1]
+def graphs(): return step("reduce-overhead", 2)
+def tuned(): return step("max-autotune")
+def advancing(): return step(of_optimizer=torch.compile)
+"""
+STEPS = ("step", "whole", "graphs")
+REFUSED = {"tuned": "valid are the modes default, reduce-overhead", "advancing": "compiled step of an optimizer"}
+GPU = {"type": "cuda", "capability": [9, 0], "sm_count": 132}
+Codes = dict[str, Future[OutputCode]]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("own") / "train.py"
+    path.write_text(NET, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def codes(source: str, compiled: Callable[[Asked], Future[OutputCode]]) -> Codes:
+    """Of each factory; "net" compiled by us, as --mode does it."""
+    own = {name: compiled(Asked(module=f"{source}:{name}", is_own=True)) for name in (*STEPS, *REFUSED)}
+    return {"net": compiled(Asked(module=f"{source}:net")), **own}
+
+
+@pytest.fixture
+def streams(source: str, codes: Codes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stream of a factory's step as it is asked for, with the code that is there already."""
+
+    @contextmanager
+    def known(asked: Asked, _codes: Any) -> Iterator[Any]:
+        yield codes[asked.module.rpartition(":")[2]].result
+
+    monkeypatch.setattr(library, "compiled_once", known)
+
+    def stream(name: str, mode: str = "eager") -> Stream:
+        run = Run(mode=mode)
+        return module_stream(f"{source}:{name}", run, run.device_of(GPU), gpu=GPU)
+
+    return stream
+
+
+def launches(stream: Stream) -> Counter[tuple[str, str]]:
+    return Counter((op.phase, op.name) for op in stream.ops if op.kind == "launch")
+
+
+@pytest.mark.parametrize("name", ["step", "whole"])
+def test_around_the_graphs_is_what_the_step_does(name: str, streams: Any) -> None:
+    own, ours = streams(name), streams("net", "compile")
+    in_graphs = [
+        [(op.name, op.args) for _, first, last in stream.meta["graphs"] for op in stream.ops[first : last + 1]]
+        for stream in (own, ours)
+    ]
+    assert in_graphs[0] == in_graphs[1]
+    assert (own.meta["mode"], own.n_params) == ("compile", ours.n_params)
+    more = launches(own) - launches(ours)
+    clipping = [("optimizer", name) for name in ("aten._foreach_norm.Scalar", "aten._foreach_mul_.Tensor")]
+    assert all(more[each] == (name == "step") for each in clipping)
+    assert peak_bytes(own) == pytest.approx(peak_bytes(ours), rel=0.01)
+    profile = find_profile("nvidia-h200")
+    step = PricedStep(own, run_of_stream(own, Run()), profile)
+    assert step.forecast().mode == "compile"
+    assert step.by_class.keys() >= {"gemm", "generated", "optimizer"}
+
+
+def test_micro_batches_of_captured_graphs_copy_what_lies_elsewhere(streams: Any) -> None:
+    stream = streams("graphs")
+    assert stream.meta["mode"] == "compile-graphs"
+    calls = [label.partition("_")[2] for label, *_ in stream.meta["graphs"]]
+    assert calls == ["forward", "backward"] * 2
+    copies = [op for op in stream.ops if op.name == "aten.copy_.default"]
+    shapes = [stream.tensors[op.inputs[0]].operand.shape for op in copies]
+    assert shapes == [(256, 512), ()] * 2  # the batch, and the gradient of the loss
+    assert [op.phase for op in copies] == ["forward", "backward"] * 2
+    assert launches(stream)["backward", "aten.add_.Tensor"] == 4  # autograd sums what the graphs return
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_is_not_modelled_is_refused_with_the_reason(name: str, streams: Any) -> None:
+    with pytest.raises(UsageError, match=REFUSED[name]) as refused:
+        streams(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mode_beside_its_own_is_refused(streams: Any) -> None:
+    with pytest.raises(UsageError, match="it is forecast in the mode that it asks for; leave mode out"):
+        streams("step", "compile")
+
+
+def test_one_gpu_has_to_be_named(source: str) -> None:
+    with pytest.raises(UsageError, match="name its factory, as"):
+        module_stream(f"{source}:step", Run(), "cuda")
+    with pytest.raises(UsageError, match="a step function: it does that by itself"):
+        module_stream(f"{source}:step", replace(Run(), clip=1.0), "cuda", gpu=GPU)
