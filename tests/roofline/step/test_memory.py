@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flopcast.kernels.shapes import Operand
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory import needed_bytes, peak_bytes, rounded, workspace_bytes
-from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.models import make_config, with_depth
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
@@ -37,6 +37,16 @@ def test_more_of_anything_needs_more(tiny: dict[str, Any], traced: Tracing) -> N
     assert by_batch == sorted(set(by_batch))
     by_seq = [peak_bytes(traced(tiny, seq=seq)) for seq in (32, 64)]
     assert by_seq == sorted(set(by_seq))
+
+
+@pytest.mark.parametrize("precision", ["autocast-bf16", "bf16"])
+def test_layers_that_were_unfolded_need_what_traced_ones_do(
+    tiny: dict[str, Any], traced: Tracing, precision: str
+) -> None:
+    """In bf16 a layer's input is its residual, and freed two layers on."""
+    how = {"folded": False, "precision": precision, "batch": 16, "seq": 256}
+    unfolded, whole = to_depth(traced(tiny, **how), 6), traced(with_depth(tiny, 6), **how)
+    assert peak_bytes(unfolded) == pytest.approx(peak_bytes(whole), abs=1024)
 
 
 def test_at_least_weights_and_optimizer(tiny: dict[str, Any], traced: Tracing) -> None:
