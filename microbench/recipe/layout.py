@@ -62,6 +62,11 @@ class Layout:
         return self.replicas * self.shards
 
     @property
+    def kinds(self) -> list[str]:
+        """The kinds of its parts, without their ranks."""
+        return [*(name for name in ("pp", "cp", "ep", "tp") if getattr(self, name) > 1), *filter(None, [self.kind])]
+
+    @property
     def is_fully_sharded(self) -> bool:
         return self.kind in _SHARDED
 
@@ -76,9 +81,7 @@ class Layout:
             raise UsageError(f"parallel {self} is one GPU: valid are two and more; leave it out for one")
         if self.kind == "hsdp" and self.replicas == 1:
             raise UsageError(f"parallel {self} has one replica: give fsdp={self.shards}")
-        parts = [name for name in ("pp", "cp", "ep", "tp") if getattr(self, name) > 1]
-        if self.kind:
-            parts.append(self.kind)
+        parts = self.kinds
         if len(parts) > 1 and not any(set(parts) <= valid for valid in _TOGETHER):
             raise UsageError(
                 f"parallel {self}: {' and '.join(parts)} are not modelled together; valid together are zero2, fsdp or "

@@ -21,11 +21,11 @@ from math import exp, log
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Z_90
-from flopcast.roofline.dollars.points import HOST, HOST_FACTORS, CostCurve, Moves, StepPoint, cost_curve
+from flopcast.roofline.dollars.points import HOST_FACTORS, CostCurve, Moves, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.step.priced_step import STEP, PricedStep, traced_of
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.library.ahead import compile_ahead
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
@@ -132,9 +132,14 @@ def step_point(
         )
         for cause, sigma in class_sigmas(step).items():
             shared[cause] = (-slope[0] * Z_90 * sigma, slope[1] * Z_90 * sigma)
-    host_sigma = step.host_sigma
-    if shares_host and host_sigma:
-        shared[HOST] = (moved(host_factor=exp(-Z_90 * host_sigma)), moved(host_factor=exp(Z_90 * host_sigma)))
+    for cause, sigma in step.host_sigmas.items() if shares_host else ():
+        of = (
+            step.run.layout.kinds if cause == STEP else []
+        )  # the same step errs alike on any GPU, in another layout not
+        if sigma:
+            shared[" ".join((cause, *of))] = (
+                moved(host_factor=exp(-Z_90 * sigma)), moved(host_factor=exp(Z_90 * sigma)),
+            )  # fmt: skip
     others = {}
     for factor in HOST_FACTORS if what_if else ():
         seconds = timeline.step_seconds(host_factor=factor)

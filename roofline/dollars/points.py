@@ -21,10 +21,11 @@ from math import exp, hypot, log, sqrt
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
+from flopcast.roofline.step.priced_step import CALLS, HOST, STEP
 
 # The log change of a value when a cause is at the low and at the high end of its 90% interval.
 Moves = tuple[float, float]
-HOST = "host"  # the cause "one host feeds both"
+OF_HOST = (HOST, CALLS, STEP)  # what causes begin with that steps share which one host feeds
 HOST_FACTORS = (0.0, 0.5, 2.0)  # multiples of the host's cost in `StepPoint.with_host`: no host at all, half, twice
 
 
@@ -71,7 +72,7 @@ class StepPoint:
         """Returns the step on a host with `factor` times the cost. Raises KeyError for a factor that was not
         forecast."""
         seconds, low, high = self.with_host[factor]
-        shared = self.shared if factor else {k: v for k, v in self.shared.items() if k != HOST}
+        shared = self.shared if factor else {k: v for k, v in self.shared.items() if not k.startswith(OF_HOST)}
         return replace(self, step_seconds=seconds, low=low, high=high, shared=shared, with_host={})
 
 

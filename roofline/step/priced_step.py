@@ -51,6 +51,7 @@ from flopcast.roofline.stream.model.run import PEAK_OF, QUANTISED, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 _EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules
+HOST, CALLS, STEP = "host", "calls", "step"  # causes of the host's error
 UNMEASURED = (
     "compiled steps on several GPUs were not measured yet: the interval takes the errors of compiled steps and of "
     "steps on several GPUs to add"
@@ -91,14 +92,23 @@ class PricedStep:
     @property
     def host_sigma(self) -> float:
         """The standard deviation of the log of the host's seconds."""
-        host = self.host_costs
-        of_graphs = 0.0
-        if self.stream.meta.get("graphs"):
-            of_graphs = hypot(host.graph_costs(self.mode).sigma, spreads(self.mode).host_same_run)
-        if self.fabric is None or not self.timeline.host_seconds:
-            return of_graphs or host.sigma
-        around = sum(calls_around(self.stream).values()) * host.seconds("forward", "launch")
-        return hypot(max(host.sigma, of_graphs), CALLS_SIGMA * around / self.timeline.host_seconds)
+        return hypot(*self.host_sigmas.values())
+
+    @property
+    def host_sigmas(self) -> dict[str, float]:
+        """The standard deviation of the log of the host's seconds by cause: HOST, the host's costs, which err alike in
+        all steps that it feeds; CALLS, what calls around collectives cost; STEP, how far steps are from a host that is
+        known."""
+        host, own = self.host_costs, spreads(self.mode).host_same_run
+        of_graphs = hypot(host.graph_costs(self.mode).sigma, own) if self.stream.meta.get("graphs") else 0.0
+        calls = 0.0
+        whole = of_graphs or host.sigma
+        if self.fabric is not None and self.timeline.host_seconds:
+            whole = max(host.sigma, of_graphs)
+            around = sum(calls_around(self.stream).values()) * host.seconds("forward", "launch")
+            calls = CALLS_SIGMA * around / self.timeline.host_seconds
+        own = min(own, whole)
+        return {HOST: sqrt(whole**2 - own**2), CALLS: calls, STEP: own}
 
     @cached_property
     def ops(self) -> list[TimedOp]:

@@ -12,12 +12,12 @@ from flopcast.errors import UsageError
 from flopcast.roofline.cli.choose.cost import write_cost
 from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.curves import OWN, SAME, cost_curves
-from flopcast.roofline.dollars.points import HOST, HOST_FACTORS, CostCurve
+from flopcast.roofline.dollars.points import HOST_FACTORS, CostCurve
 from flopcast.roofline.gpu.catalogue.prices import parse_override
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.step.priced_step import HOST, forecast
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.cost import cost_figure

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import exp, hypot
 from typing import Any
 
 import pytest
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.dollars import layouts
-from flopcast.roofline.dollars.layouts import Workload, check_gpus, layouts_on, ranked, try_all
+from flopcast.roofline.dollars.layouts import Workload, check_gpus, layouts_on, ranked, seconds_of, try_all
 from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.several_gpus import print_ranking
@@ -87,6 +90,19 @@ def test_it_says_whether_the_first_two_are_decided(capsys: pytest.CaptureFixture
         assert "- left out 1: tp=4 does not divide heads 2 and kv_heads 2 and ffn" in printed
         assert "valid" not in printed
     assert ranked(work, 2, [first]).lead is None
+
+
+def test_layouts_share_the_host_and_not_what_steps_err_beyond_it() -> None:
+    work = workload(4)
+    ddp, fsdp = try_all(work, ["ddp=2", "fsdp=2"])
+    assert ddp.forecast is not None
+    assert ddp.forecast.bound == "host"
+    first, other = seconds_of(work, ddp), seconds_of(work, fsdp)
+    ratio = other.over(first)
+    own = hypot(*(2 * [spreads().host_same_run]))
+    assert ratio.high / ratio.value > exp(Z_90 * own)  # each step's own error, and that of the calls of fsdp
+    assert ratio.high / ratio.value < other.high / other.value  # the host's is the same in both
+    assert first.over(first).high < ratio.high / ratio.value
 
 
 def test_a_layout_has_one_row_the_fastest() -> None:
