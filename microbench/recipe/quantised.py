@@ -24,7 +24,7 @@ GROUP = 64  # weights that share a scale and a zero; torch's kernel takes 32, 64
 INNER_TILES = 8  # of 16 weights along a row that are packed together; torch's kernel takes 2, 4 and 8
 # Multiples that a layer's results and inputs have to be for torch's operator.
 MULTIPLES = {"fp8": (16, 16), "int8": (1, 1), "int4": (8, 16 * INNER_TILES)}
-LARGEST_E4M3 = 448.0
+LARGEST_E4M3 = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE = 1e-12  # of activations that are all zeros
 
 
