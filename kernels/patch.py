@@ -5,7 +5,8 @@ products.
     step = torch.compile(model, fullgraph=True)      # or as it is, or mode="reduce-overhead", or in a CUDA graph
     unpatch(model)
 
-`patch_layers` says what the fused kernels change. Attention is `attention_transformers`', with the model's sliding
+`patch_layers` says what the fused kernels change, and `whole_layer` what becomes of a layer of an eager training step
+under autocast. Attention is `attention_transformers`', with the model's sliding
 window if it has one, and a batch given without attention_mask and cache is taken to be causal: each row one sequence,
 or packed documents where position_ids begin anew (as DataCollatorWithFlattening packs) or cu_seq_lens_q says so. The
 device is not asked (eager transformers looks for packed sequences and waits for the answer; compiled, it builds a mask
@@ -79,12 +80,13 @@ def _replace(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice = "torch") -> None:
+def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice = "torch", whole: bool = True) -> None:
     """Makes this model of transformers run on the kernels, until `unpatch`; a second call changes nothing.
 
     `attention`: "triton", or "sdpa" for torch's. `matmul`: "torch", "triton", or a function of a `shapes.Gemm` that
-    returns one of these. Raises ValueError on a model without such layers and unknown names, NotImplementedError on
-    heads, dropout and activations that the kernels do not have.
+    returns one of these. `whole`: see `whole_layer`, which takes attention "triton" and matmul "torch". Raises
+    ValueError on a model without such layers and unknown names, NotImplementedError on heads, dropout and activations
+    that the kernels do not have.
     """
     require_known("attention", attention, ATTENTIONS)
     if isinstance(matmul, str):
@@ -94,7 +96,7 @@ def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice =
     config: Any = getattr(model, "config", None)
     if attention == "triton" and config is not None:
         _require_attention(config)
-    patch_layers.patch(model)
+    patch_layers.patch(model, whole=whole)
     undo: list[Callable[[], None]] = [lambda: patch_layers.unpatch(model)]
     base: Any = getattr(model, "base_model", model)
     if attention == "triton":

@@ -9,8 +9,8 @@ Attention itself is chosen the usual way, `attn_implementation`, which `attentio
 What changes: RMSNorm is one kernel, and the one after attention includes the addition of the residual; rotary embedding
 of queries and keys, with Qwen3's per-head norms, is one kernel, silu(gate) * up another; the loss reads the logits as
 they are, without an fp32 copy, and makes its gradient together with the loss. Under autocast a norm returns the dtype
-to which the next linear layer would cast anyway. Instances are patched, not classes: other models in the process stay
-as they are.
+to which the next linear layer would cast anyway. With `whole` a layer of an eager step is one node of autograd.
+Instances are patched, not classes: other models in the process stay as they are.
 
 Refused (NotImplementedError, which says so): other activations than silu; models with experts and other families have
 layers of their own (ValueError).
@@ -26,7 +26,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from flopcast.kernels import whole_layer
+from flopcast.kernels.attention_transformers import DOCUMENTS, NAME
 from flopcast.kernels.cross_entropy import IGNORE_INDEX, cross_entropy
 from flopcast.kernels.rmsnorm import add_rms_norm, rms_norm
 from flopcast.kernels.rope import rope_qk_norm
@@ -37,6 +40,8 @@ _UNDO = "_flopcast_unpatched"  # on the model: what `patch` replaced
 
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    if not is_compiling() and (normed := whole_layer.normed_before(self, hidden_states)) is not None:
+        return normed
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
@@ -50,7 +55,14 @@ def _layer_forward(
     past_key_values: Any = None, use_cache: bool | None = False,
     position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    """As the decoder layer's own forward, with the first residual's addition in the norm that follows it."""
+    """As the decoder layer's own forward, with the first residual's addition in the norm that follows it; in an eager
+    training step one node of autograd (`whole_layer`)."""
+    is_whole = not is_compiling() and whole_layer.NEXT in self.__dict__
+    if is_whole and past_key_values is None and _is_causal(self, attention_mask, kwargs):
+        window, documents = _window_of(self.self_attn), kwargs.get(DOCUMENTS)
+        whole = whole_layer.run(self, hidden_states, position_embeddings, window, documents)
+        if whole is not None:
+            return whole
     attended, _ = self.self_attn(
         hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask,
         position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
@@ -60,6 +72,24 @@ def _layer_forward(
     normed, residual = add_rms_norm(attended, hidden_states, norm.weight, norm.variance_epsilon)
     out: Tensor = residual + self.mlp(normed)
     return out
+
+
+def _is_causal(layer: Any, mask: Tensor | None, options: Any) -> bool:
+    """Whether a layer's attention is our kernels' causal one, or within its window: no mask says otherwise."""
+    attention = layer.self_attn
+    return (
+        attention.config._attn_implementation == NAME
+        and (mask is None or mask.numel() == 0)
+        and options.get("is_causal") in (None, True)
+        and getattr(attention, "is_causal", True)
+        and not attention.attention_dropout
+    )
+
+
+def _linear_forward(self: Any, x: Tensor) -> Tensor:
+    if not is_compiling() and (out := whole_layer.linear(self, x)) is not None:
+        return out
+    return nn.Linear.forward(self, x)
 
 
 def _window_of(attention: Any) -> int | None:
@@ -148,8 +178,10 @@ def _forwards() -> dict[type[nn.Module], Callable[..., Any]]:
     }
 
 
-def patch(model: nn.Module) -> None:
+def patch(model: nn.Module, *, whole: bool = False) -> None:
     """Makes this model run on the fused kernels, until `unpatch`; a second call changes nothing.
+
+    `whole`: in eager training steps a decoder layer is one node of autograd where it can be (`whole_layer`).
 
     Raises ValueError on a model without such layers, NotImplementedError on another activation than silu.
     """
@@ -166,12 +198,22 @@ def patch(model: nn.Module) -> None:
     if activation != "silu":
         raise NotImplementedError(f"hidden_act {activation!r}: the fused MLP activation is silu")
     undo = []
+
+    def replace(module: nn.Module, name: str, value: Any) -> None:
+        undo.append((module, name, module.__dict__.get(name)))
+        module.__dict__[name] = value
+
     for module in found:
-        undo.append((module, "forward", module.__dict__.get("forward")))
-        module.__dict__["forward"] = types.MethodType(forwards[type(module)], module)
+        replace(module, "forward", types.MethodType(forwards[type(module)], module))
+    base: Any = getattr(model, "base_model", model)
+    layers = [*getattr(base, "layers", ())] if whole else []
+    norms = [*(layer.input_layernorm for layer in layers[1:]), getattr(base, "norm", None)]
+    for layer, norm in zip(layers, norms, strict=False):
+        replace(layer, whole_layer.NEXT, norm)
     if hasattr(model, "lm_head"):  # a causal language model's head: nothing else with such layers makes this loss
-        undo.append((model, "_loss_function", model.__dict__.get("_loss_function")))
-        model.__dict__["_loss_function"] = causal_loss
+        replace(model, "_loss_function", causal_loss)
+        if whole and type(model.lm_head) is nn.Linear:
+            replace(model.lm_head, "forward", types.MethodType(_linear_forward, model.lm_head))
     model.__dict__[_UNDO] = undo
 
 

@@ -27,7 +27,7 @@ FRAGMENTATION = 0.04
 # cuBLAS keeps one workspace per handle: the forward's thread has one and autograd's another
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
-_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")  # that cuBLAS computes
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.addmm_", "aten.bmm", "aten.baddbmm")  # that cuBLAS computes
 
 # What a rank of several GPUs holds outside of torch's allocator beyond CONTEXT_BYTES, most of it NCCL's: two H200s held
 # 1,613 MiB in all from the first collective on, and 124 to 386 MiB more where tensor parallel had divided parameters,

@@ -89,6 +89,94 @@ def test_one_call_serves_eager_and_compiled_steps(family: Any, matmul: Any) -> N
     assert sum("linear" in name for name in called) == (8 if matmul == "torch" else 0)
 
 
+def in_fp16(model: Any, call: Any = None, **batch: Any) -> list[Tensor]:
+    with torch.autocast("cpu", torch.float16):
+        return loss_and_gradients(model, call, **batch)
+
+
+def as_near(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -> None:
+    """Ours are in fp32, and hardly farther from what is exact than theirs in 16 bits."""
+    for one, other, right in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - right).norm() <= 1.5 * (other - right).norm() + 1e-4 * right.norm()
+
+
+def nodes_of(loss: Tensor) -> list[str]:
+    """The names of the nodes of autograd behind a loss."""
+    found, waiting = dict[Any, None](), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return [node.name() for node in found]
+
+
+@pytest.mark.parametrize("family", [qwen3, llama])
+def test_an_eager_step_in_16_bits_has_a_node_a_layer(family: Any) -> None:
+    """Its loss and gradients are at most as far from fp32's as torch's are; also accumulated, and where a module is
+    hooked."""
+    model = family(num_hidden_layers=3)
+    wide, theirs = loss_and_gradients(model), in_fp16(model)
+    P.patch(model)
+
+    as_near(in_fp16(model), theirs, wide)
+    with torch.autocast("cpu", torch.float16):
+        names = nodes_of(model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss)
+    assert names.count("_LayerBackward") == 3
+    assert not any(name.startswith(("Mm", "ToCopy", "Add")) for name in names)
+    with torch.autocast("cpu", torch.float16):
+        again = model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss
+    again.backward()
+    as_near([parameter.grad / 2 for parameter in model.parameters()], theirs[1:], wide[1:])
+    hook = model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: None)
+    with torch.autocast("cpu", torch.float16):
+        loss = model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss
+    assert nodes_of(loss).count("_LayerBackward") == 2
+    as_near(in_fp16(model), theirs, wide)
+    hook.remove()
+
+
+def test_a_whole_layer_gives_way_to_what_changes_it() -> None:
+    """Padding, frozen weights, another norm's input, checkpointing, no gradients: by modules, and right."""
+    model, padding = qwen3(num_hidden_layers=2), torch.ones(2, 11, dtype=torch.long)
+    padding[0, :3] = 0
+    with torch.autocast("cpu", torch.float16), torch.no_grad():
+        plain, padded = (
+            model(input_ids=TOKENS, attention_mask=mask, use_cache=False).logits for mask in (None, padding)
+        )
+    P.patch(model)
+
+    def logits(mask: Tensor | None = None) -> tuple[Tensor, list[str]]:
+        with torch.autocast("cpu", torch.float16):
+            out = model(input_ids=TOKENS, attention_mask=mask, use_cache=False).logits
+        return out, nodes_of(out)
+
+    with torch.no_grad():
+        assert torch.allclose(logits()[0].float(), plain.float(), atol=3e-3)
+    for change, nodes in (
+        (lambda: None, 2),
+        (lambda: model.model.layers[0].mlp.up_proj.weight.requires_grad_(False), 1),
+        (lambda: model.gradient_checkpointing_enable({"use_reentrant": False}), 0),
+    ):
+        change()
+        out, names = logits()
+        assert names.count("_LayerBackward") == nodes
+        assert torch.allclose(out.float(), plain.float(), atol=3e-3)
+    out, names = logits(padding)
+    assert "_LayerBackward" not in names
+    assert torch.allclose(out.float()[padding.bool()], padded.float()[padding.bool()], atol=3e-3)
+
+
+def test_what_reads_a_layers_output_gets_the_sum() -> None:
+    """A layer's output that is changed on its way is normed anew."""
+    model = qwen3(num_hidden_layers=2)
+    model.model.layers[0].register_forward_hook(lambda module, given, out: out * 1.5)
+    wide, theirs = loss_and_gradients(model), in_fp16(model)
+    P.patch(model)
+    as_near(in_fp16(model), theirs, wide)
+
+
 def test_a_batch_with_padding_is_right_and_unpatch_restores() -> None:
     model, padding = qwen3(), torch.ones(2, 11, dtype=torch.long)
     padding[0, :3] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Class -> names of its calls, as the dispatcher and profilers give them; an in-place call has a name of its own. The
 # calls of classes without names are recognized otherwise, by `op_class`.
 _CALLS = {
-    "gemm": "mm addmm bmm baddbmm _grouped_mm _scaled_mm _weight_int4pack_mm",
+    "gemm": "mm addmm addmm_ bmm baddbmm _grouped_mm _scaled_mm _weight_int4pack_mm",
     "attention": "",
     "conv": "convolution convolution_backward cudnn_convolution",
     "rnn": "_cudnn_rnn _cudnn_rnn_backward",

@@ -70,7 +70,8 @@ _SHARDED = {
 
 # Matrix products: the places of the two factors among the arguments.
 _GEMMS = {
-    "aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2), "aten._scaled_mm": (0, 1),
+    "aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.addmm_": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2),
+    "aten._scaled_mm": (0, 1),
 }  # fmt: skip
 
 # torch's multi-tensor kernels: one launch takes at most this many chunks of 65,536 elements
