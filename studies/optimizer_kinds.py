@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
 from flopcast.roofline.step.device_work import describe_ops
@@ -50,7 +51,24 @@ def forms() -> Iterator[tuple[str, str]]:
     for name in NAMES:
         if hasattr(torch.optim, name):
             options = inspect.signature(getattr(torch.optim, name)).parameters
-            yield from ((name, form) for form in FORMS if form == "loop" or form in options)
+            for form in FORMS:
+                if form == "loop" or (form in options and (form != "fused" or _is_fused_on_cuda(name))):
+                    yield name, form
+
+
+def _is_fused_on_cuda(name: str) -> bool:
+    """Whether this torch has the optimizer's fused form for CUDA: Adagrad's is for CPUs alone in 2.11, which says so
+    when it is made or first steps."""
+    with FakeTensorMode(allow_fallback_kernels=False):
+        parameter = torch.nn.Parameter(torch.empty(1, 1, device="cuda"))
+        parameter.grad = torch.empty_like(parameter)
+        try:
+            getattr(torch.optim, name)([parameter], fused=True).step()
+        except UnsupportedOperatorException:
+            return True  # which fake tensors cannot run
+        except RuntimeError:
+            return False
+    return True
 
 
 def step_of(name: str, form: str) -> Callable[[], None]:

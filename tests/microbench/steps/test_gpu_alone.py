@@ -1,0 +1,37 @@
+"""What runs on a GPU that processes share while they compile: one of them at a time, products that are timed too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.fx_passes import pad_mm
+
+from flopcast.microbench.recipe.inference import build_inference
+from flopcast.microbench.steps import gpu_alone
+from flopcast.roofline.stream.model.models import make_config
+
+
+def test_products_are_timed_alone_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+
+    def timed(*given: Any) -> bool:
+        alone.append(gpu_alone._held.is_set())
+        return True
+
+    monkeypatch.setattr(pad_mm, "_should_pad", timed)
+    with gpu_alone.graphs_alone("cpu"):
+        assert pad_mm._should_pad(None, torch.ones(2, 2), torch.ones(2, 2), torch.ops.aten.mm)
+    assert alone == [True]
+    assert pad_mm._should_pad is timed  # as it was before
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_first_calls_of_inference_leave_it_ready(phase: str) -> None:
+    step = build_inference(
+        make_config(width=64, depth=2, vocab=512), "cpu", phase=phase, context=4, cache="static", precision="fp32"
+    )
+    gpu_alone.first_steps(step, 2)
+    (length, _), *_ = step.lengths
+    assert length.item() == (6 if phase == "decode" else 4)
