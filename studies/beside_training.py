@@ -4,8 +4,8 @@
     python -m studies.beside_training OUT kernels SUITE   a suite's cases, without the ceilings
     python -m studies.beside_training OUT steps SUITE [--from N] [--to M] [--rounds R] [--budget S] [--mode M]
 
-SUITE is inference, fine-tune, images or precisions. Each appends to OUT, which `flopcast fit` and `flopcast validate
---steps-from` read, and goes on where it was stopped.
+SUITE is inference, fine-tune, images or precisions, of steps also bitsandbytes. Each appends to OUT, which `flopcast
+fit` and `flopcast validate --steps-from` read, and goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ from flopcast.microbench.timing.policy import POLICIES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
 from flopcast.roofline.stream.model.run import MODES
-from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, PRECISIONS, validation_plans
+from flopcast.roofline.validation.step_plans import (
+    BITSANDBYTES,
+    FINE_TUNE,
+    IMAGES,
+    INFERENCE,
+    PRECISIONS,
+    validation_plans,
+)
 from studies.command import parser_of
 
 SUITES = (FINE_TUNE, INFERENCE, IMAGES, PRECISIONS)
+STEPS = (*SUITES, BITSANDBYTES)  # those of which steps are run
 
 
 def main() -> None:
@@ -37,7 +45,7 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("part", choices=("hosts", "kernels", "steps"))
-    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("suite", nargs="?", choices=STEPS)
     parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first step, from 0")
     parser.add_argument("--to", type=int, help="number of the step to end before")
     parser.add_argument("--budget", type=float, help="seconds after which nothing is begun")
@@ -46,6 +54,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.part != "hosts" and asked.suite is None:
         parser.error(f"{asked.part} of which suite: {', '.join(SUITES)}")
+    if asked.part == "kernels" and asked.suite not in SUITES:
+        parser.error(f"no suite of kernels is called {asked.suite}: valid are {', '.join(SUITES)}")
     device = pick_device(None)
     with Recorder(asked.out, describe(device)) as recorder:
         if asked.part == "hosts":

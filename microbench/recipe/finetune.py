@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.quantised import replace_layers
 
 LORA_RANK = 16
 LORA_TARGETS = "all-linear"
@@ -74,9 +75,35 @@ def _with_adapters(model: torch.nn.Module, rank: int, targets: str) -> torch.nn.
 
 
 def four_bit_base(model: torch.nn.Module) -> None:
-    """Keeps the linear layers of a model, but the output layer, in 4 bits. The tracer has the calls of bitsandbytes in
-    its place (`bitsandbytes_calls`)."""
-    raise UsageError(
-        "finetune qlora is forecast and not run: no step with bitsandbytes' kernels was built yet; valid are full, "
-        "lora and last=N"
-    )
+    """Keeps the linear layers of a model, but the output layer, in 4 bits by bitsandbytes, as transformers loads them
+    with "nf4", double quantisation and products in bf16, and freezes the rest. The tracer has the library's calls in
+    its place (`bitsandbytes_calls`).
+
+    Raises UsageError as `replace_layers`, and where bitsandbytes is missing.
+    """
+    try:
+        layers: Any = importlib.import_module("bitsandbytes.nn")
+    except ImportError as fault:
+        raise UsageError(
+            f"finetune qlora runs on bitsandbytes ({fault}): `pip install bitsandbytes`; without it valid are full, "
+            "lora and last=N"
+        ) from fault
+
+    def packed(_path: str, layer: torch.nn.Linear) -> torch.nn.Module:
+        weight, device = layer.weight, layer.weight.device
+        kept: Any = layers.Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None, compute_dtype=torch.bfloat16,
+            compress_statistics=True, quant_type="nf4", device="meta",
+        )  # fmt: skip
+        kept.weight = layers.Params4bit(
+            weight.detach().to(torch.bfloat16), requires_grad=False, compress_statistics=True, quant_type="nf4",
+            module=kept,
+        ).to(device)  # fmt: skip  # .to packs it
+        kept.weight.stands_for = weight.numel()
+        kept.bias = layer.bias
+        made: torch.nn.Module = kept
+        return made
+
+    replace_layers(model, packed, "finetune qlora", "finetune lora")
+    model.requires_grad_(False)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which peft picks its adapters

@@ -259,7 +259,7 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fiel
         with patched(plan.matmul, plan.attention, device.type):
             with nullcontext() if plan.mode == "eager" else gpu_alone(device.type):
                 step = build_plan(plan, device)
-            return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
+            return {**empty, **measure(step), "n_params": parameters_of(step.model)}
     except Exception as error:
         return {**empty, "status": oom_or_error(error), "reason": first_line(error)}
     finally:
@@ -268,6 +268,11 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fiel
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def parameters_of(model: torch.nn.Module) -> int:
+    """The number of a model's parameters; what packs several into one number counts as what it stands for."""
+    return sum(int(getattr(p, "stands_for", p.numel())) for p in model.parameters())
 
 
 def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:

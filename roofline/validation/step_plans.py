@@ -27,9 +27,10 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
 FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
+BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
-SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES, PRECISIONS)
+SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -50,7 +51,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
     and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models, "precisions"
-    for fp32, tf32, fp16 and experts in bf16. Of `mode` "compile" or "compile-graphs": compiled steps, of
+    for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and
+    AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled steps, of
     "inference" its calls compiled."""
     if mode != "eager" and name == INFERENCE:
         return [replace(plan, mode=mode) for plan in _inference()]
@@ -79,6 +81,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _images()
     if name == PRECISIONS:
         return _precisions()
+    if name == BITSANDBYTES:
+        return _bitsandbytes()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
 
 
@@ -95,6 +99,26 @@ def _precisions() -> list[StepPlan]:
         _shipped("qwen3-1.7b", precision="bf16", optimizer=fused, **middle),
         _shipped("qwen3-moe", precision="bf16", optimizer=fused, **middle),
         _shipped("gpt2", precision="fp32", optimizer=fused, **middle),
+    ]
+
+
+def _bitsandbytes() -> list[StepPlan]:
+    """Steps on weights of 4 bits and with states of 8, each also apart from the other; of many rows and of few, for
+    which the library has a product of its own."""
+    group = {"group": BITSANDBYTES}
+    fused, eight = "adamw-fused", "adamw8bit"
+    qlora: dict[str, Any] = {"finetune": "qlora", "optimizer": fused, **group}
+    return [
+        _shipped("qwen3-0.6b", **qlora, batch=2, seq=2048),
+        _shipped("qwen3-0.6b", optimizer=eight, batch=4, seq=1024, **group),
+        _shipped("qwen3-4b", **qlora, batch=2, seq=2048),
+        _shipped("qwen3-0.6b", **qlora, batch=1, seq=512),
+        _shipped("qwen3-4b", **{**qlora, "optimizer": eight}, batch=1, seq=1024),
+        _shipped("llama-3.2-1b", optimizer=eight, batch=4, seq=1024, **group),
+        _shipped("llama-3.2-1b", **qlora, checkpoint="full", batch=4, seq=2048),
+        _shipped("qwen3-1.7b", **{**qlora, "lora_rank": 64, "lora_targets": "q_proj,v_proj"}, batch=4, seq=1024),
+        _shipped("qwen3-1.7b", optimizer=eight, precision="bf16", batch=4, seq=1024, **group),
+        _shipped("qwen3-8b", **{**qlora, "optimizer": eight}, batch=2, seq=1024),
     ]
 
 

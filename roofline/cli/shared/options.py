@@ -57,8 +57,11 @@ Suite = Annotated[
     str | None,
     Option(
         help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), "
-        "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, images or precisions.",
-        autocompletion=one_of(("quick", "standard", "fused", "fine-tune", "inference", "images", "precisions")),
+        "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, images, precisions or "
+        "bitsandbytes (QLoRA, AdamW in 8 bits).",
+        autocompletion=one_of(
+            ("quick", "standard", "fused", "fine-tune", "inference", "images", "precisions", "bitsandbytes")
+        ),
     ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -213,8 +214,10 @@ def test_its_kernels_are_priced_between_one_and_three_times_their_bytes(tiny: di
     assert "kernels of bitsandbytes was timed yet" in " ".join(step.warnings)
 
 
-def test_steps_of_bitsandbytes_are_not_run(tiny: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="forecast and not run"):
+def test_steps_of_bitsandbytes_run_where_it_is_installed(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.delitem(sys.modules, "bitsandbytes.nn", raising=False)
+    with pytest.raises(UsageError, match="pip install bitsandbytes"):
         training_step.build(tiny, "cpu", batch=BATCH, seq=SEQ, finetune="qlora")
     for run in ({"finetune": "qlora"}, {"optimizer": "adamw8bit"}):
         with pytest.raises(UsageError, match="on processors"):
