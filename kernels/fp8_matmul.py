@@ -3,7 +3,7 @@
     a8, scale_a = quantised(a, per_row=True)          # a[m, k] -> e4m3 and fp32 [m, 1]; per tensor: [1, 1]
     b8, scale_b = quantised(b, per_row=True)          # b[n, k]: a weight as it is stored
     c = scaled_matmul(a8, b8, scale_a, scale_b)       # bf16 [m, n] = (a8 b8^T) scale_a scale_b^T
-    error, tolerance = check(c, reference(a8, b8, scale_a, scale_b))
+    error, tolerance = check(c, reference(a8, b8, scale_a, scale_b), a8.shape[1])
 
 Forward only: no gradient. Hopper's units add fp8 products up in 14 bits; as in torch, `use_fast_accum` leaves it at
 that, and without it every 128 products go to a sum in fp32.
@@ -26,7 +26,7 @@ from flopcast.kernels.rowwise import capability, multiprocessors
 
 E4M3 = torch.float8_e4m3fn
 BACKENDS = ("torch", "triton")
-TOLERANCE = 2.0**-7  # of the largest: half an ulp of bf16, and what 14 bits lose
+TOLERANCE = 2.0**-7  # of the largest: half an ulp of bf16, and what 14 bits lose within 128 products
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,12 @@ def reference(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
         return (a.float() @ b.float().T) * scale_a.reshape(-1, 1) * scale_b.reshape(1, -1)
 
 
-def check(out: Tensor, ref: Tensor) -> tuple[float, float]:
-    """(the largest difference over the largest number of the reference, what is admitted)."""
+def check(out: Tensor, ref: Tensor, k: int, fast: bool = False) -> tuple[float, float]:
+    """(the largest difference over the largest number of the reference, what is admitted) of a product over k.
+
+    A `fast` one is admitted 2^-14 more for each 32 products: Hopper's units add so many at a time to a sum of 14 bits
+    and cut off what is below, always towards zero. On one H200 torch's and ours were 0.0052 off at k 4,096, 0.0079 at
+    8,192 (torch 2.11, 2026-11-23).
+    """
     scale = float(ref.abs().max()) or 1.0
-    return float((out.float() - ref).abs().max()) / scale, TOLERANCE
+    return float((out.float() - ref).abs().max()) / scale, TOLERANCE + (k / 32 * 2.0**-14 if fast else 0.0)

@@ -183,13 +183,13 @@ def backward(device: str, tokens: int = 16384, kv_heads: int = 8) -> Iterator[Ca
         )
         operands = A.operands(shape, device)
         now = A._config_of(operands[0], operands[1], True, 1.0, False, None)
-        dkdv = replace(now.dkdv if now.dkdv.block_m == 64 else Tile(64, 128, 4, 3, "hopper"), skip=True)
-        dq = replace(now.dq, delta=True)
-        variants = {
-            "triton": now,
-            "triton/skip": replace(now, dkdv=dkdv),
-            "triton/delta": replace(now, dq=dq),
-            "triton/skip/delta": replace(now, dkdv=dkdv, dq=dq),
+        dkdv = now.dkdv if now.dkdv.block_m == 64 else Tile(64, 128, 4, 3, "hopper")
+        variants = {"triton": now} | {
+            "triton" + ("/skip" * skip + "/delta" * delta or "/plain"): replace(
+                now, dkdv=replace(dkdv, skip=skip), dq=replace(now.dq, delta=delta)
+            )
+            for skip in (False, True)
+            for delta in (False, True)
         }
         ways: dict[str, Callable[[], Way]] = {
             name: partial(by_triton, shape, operands, None, config) for name, config in variants.items()
@@ -210,8 +210,8 @@ def in_bf16(a: Tensor, b: Tensor) -> Way:
     return lambda: torch.mm(a, b.T)
 
 
-def fp8_check(reference: Tensor, way: str, out: Tensor) -> tuple[float, float] | None:
-    return None if way == "torch, bf16" else fp8_matmul.check(out, reference)
+def fp8_check(reference: Tensor, k: int, fast: bool, way: str, out: Tensor) -> tuple[float, float] | None:
+    return None if way == "torch, bf16" else fp8_matmul.check(out, reference, k, fast)
 
 
 def fp8(device: str) -> Iterator[Case]:
@@ -220,8 +220,9 @@ def fp8(device: str) -> Iterator[Case]:
         a, b = (torch.randn(size, device=device) for size in ((m, k), (n, k)))
         for per_row in (False, True):
             (a8, scale_a), (b8, scale_b) = (fp8_matmul.quantised(x, per_row) for x in (a, b))
-            check = partial(fp8_check, fp8_matmul.reference(a8, b8, scale_a, scale_b))
+            reference = fp8_matmul.reference(a8, b8, scale_a, scale_b)
             for fast in (False, True):
+                check = partial(fp8_check, reference, k, fast)
                 ways: dict[str, Callable[[], Way]] = {
                     name: partial(fp8_matmul.prepare, name, a8, b8, scale_a, scale_b, fast)
                     for name in fp8_matmul.BACKENDS

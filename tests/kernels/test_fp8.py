@@ -29,8 +29,12 @@ def operands(
 
 def test_the_reference_is_torchs_product() -> None:
     given = operands(32, 16, 64, per_row=False)
-    error, tolerance = F8.check(F8.prepare("torch", *given)(), F8.reference(*given))
+    error, tolerance = F8.check(F8.prepare("torch", *given)(), F8.reference(*given), k=64)
     assert error <= tolerance
+    # sums of 14 bits may be off by what 0.0079 was at k 8,192, others not
+    off = torch.ones(2, 2), torch.tensor([[1.009, 1.0], [1.0, 1.0]])
+    verdicts = [F8.check(off[1], off[0], k, fast) for k, fast in ((8192, True), (8192, False), (128, True))]
+    assert [error <= admitted for error, admitted in verdicts] == [True, False, False]
     with pytest.raises(ValueError, match="torch, triton"):
         F8.prepare("cutlass", *given)
     with pytest.raises(F8.BackendUnavailable, match="Hopper"):
@@ -83,5 +87,7 @@ def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
 def test_on_a_gpu_it_is_as_right_as_torchs(m: int, n: int, k: int, per_row: bool, fast: bool) -> None:
     given = operands(m, n, k, per_row, "cuda")
     ref = F8.reference(*given)
-    ours, torchs = (F8.check(F8.prepare(name, *given, fast)(), ref)[0] for name in ("triton", "torch"))
-    assert ours <= max(F8.TOLERANCE, 2 * torchs)
+    (ours, admitted), (torchs, _) = (
+        F8.check(F8.prepare(name, *given, fast)(), ref, k, fast) for name in ("triton", "torch")
+    )
+    assert ours <= max(admitted, 2 * torchs)
