@@ -23,7 +23,7 @@ from flopcast.microbench.recipe.optimizers import make_optimizers
 PRECISIONS = ("autocast-bf16", "autocast-fp16", "bf16", "tf32", "fp32")
 AUTOCAST = {"autocast-bf16": torch.bfloat16, "autocast-fp16": torch.float16}
 CHECKPOINTS = ("none", "full")
-FUSED = ("none", "triton")
+FUSED = ("none", "triton", "patch")
 
 
 @dataclass
@@ -195,7 +195,7 @@ def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
 
 def use_fused(model: torch.nn.Module, fused: str) -> None:
     """Selects fused kernels. "triton": the model runs on the fused memory-bound kernels instead of torch's
-    (`kernels.patch_layers`).
+    (`kernels.patch_layers`). "patch": on all kernels, as `kernels.patch.patch` has them, attention included.
 
     Raises ValueError for an unknown name, and for a model that has no Qwen3 layers.
     """
@@ -205,6 +205,10 @@ def use_fused(model: torch.nn.Module, fused: str) -> None:
         from flopcast.kernels.patch_layers import patch
 
         patch(model)
+    elif fused == "patch":
+        from flopcast.kernels.patch import patch as patch_all
+
+        patch_all(model)
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:

@@ -223,7 +223,8 @@ class RunOptions:
     fused: Annotated[
         str,
         Option(
-            help="Fused kernels: none, or triton for Qwen3's norms, rotary embedding, SwiGLU and loss.",
+            help="Fused kernels: none, triton for Qwen3's norms, rotary embedding, SwiGLU and loss, or patch for what"
+            " flopcast.kernels.patch.patch makes of an eager step.",
             autocompletion=one_of(FUSED),
         ),
     ] = Run.fused

@@ -47,7 +47,7 @@ BASE_DTYPES = ("auto", "fp32", "bf16", *QUANTISED)
 # The compute capability from which torch multiplies such weights: e4m3 operands, products in bf16.
 LEAST_CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
 MOST_RANK = 65536
-FUSED = ("none", "triton")  # values of `predict --fused`
+FUSED = ("none", "triton", "patch")  # values of `predict --fused`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,10 +344,22 @@ class Run:
                 f"lora_targets {self.lora_targets!r}: valid are all-linear, or names of linear layers with commas "
                 "between, such as q_proj,v_proj"
             )
+        if self.fused == "patch":
+            self._check_patched()
         if self.finetune in ADAPTERS and self.fused != "none":
             raise UsageError(
                 f"fused {self.fused!r} with finetune {self.finetune}: the fused kernels know no adapters; leave one out"
             )
+
+    def _check_patched(self) -> None:
+        for name, valid, why in (
+            ("attention", "triton", "a patched model runs on the Triton attention"),
+            ("matmul", "torch", "the layers of a patched model that are one node have torch's products"),
+            ("parallel", ONE_GPU, "patched steps on one GPU alone are modelled"),
+            ("phase", "train", "it is of training steps"),
+        ):
+            if (value := getattr(self, name)) != valid:
+                raise UsageError(f"fused 'patch' with {name} {value!r}: {why}; give {name} {valid!r}")
 
     def traced_on(self, device: str) -> Traced:
         """Returns the settings of the run that determine the op stream on `device`, which `device_of` or `chip_of`

@@ -166,7 +166,8 @@ def trace(
     or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
 
     `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
-    model is patched to run on the fused kernels (`kernels.patch_layers`). `attention` "triton": a model with sliding
+    model is patched to run on the fused kernels (`kernels.patch_layers`), "patch" on all of them (`kernels.patch`).
+    `attention` "triton": a model with sliding
     windows calls the Triton attention; others launch the same on either. Raises ValueError when transformers refuses
     the config, or the patch the model, and NotImplementedError for what the Triton attention lacks.
     """

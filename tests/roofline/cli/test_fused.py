@@ -18,7 +18,10 @@ def test_fused_kernels_are_composed_into_the_step(flopcast: Command, tmp_path: P
     path = tmp_path / "config.json"
     path.write_text(json.dumps(make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)))
     step = ("predict", "--gpu", "nvidia-h200", "--config", path, "--batch", 2, "--seq", 32, "--json")
-    plain, fused = (flopcast(*step, *more).document for more in ((), ("--fused", "triton")))
+    ways: tuple[tuple[str, ...], ...] = ((), ("--fused", "triton"), ("--fused", "patch", "--attention", "triton"))
+    plain, fused, patched = (flopcast(*step, *more).document for more in ways)
+    assert patched["kernels"] < 0.75 * fused["kernels"]
+    assert patched["step_seconds"] < fused["step_seconds"]
     classes = {share["class"] for share in fused["breakdown"]}
     assert "fused" in classes
     assert "softmax" not in classes
@@ -45,7 +48,8 @@ def test_what_cannot_be_patched_is_bad_use(flopcast: Command) -> None:
             ("--config", "gpt2", "--fused", "triton"),
             "fused 'triton' of a gpt2: the fused kernels are patched into Qwen3",
         ),
-        (("--width", "256", "--fused", "cuda"), "fused 'cuda': valid are none, triton"),
+        (("--width", "256", "--fused", "cuda"), "fused 'cuda': valid are none, triton, patch"),
+        (("--width", "256", "--fused", "patch"), "fused 'patch' with attention 'sdpa': a patched model runs on"),
     ):
         result = flopcast("predict", "--gpu", "nvidia-h200", *arguments)
         assert result.code == 2

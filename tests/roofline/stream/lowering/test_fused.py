@@ -47,6 +47,23 @@ def per_layer(stream: Stream) -> dict[str, int]:
     return dict(operators(replace(stream, ops=tuple(layered))))
 
 
+def test_a_patched_layer_is_traced_as_it_launches(tiny: Mapping[str, Any], traced: Tracing) -> None:
+    """A layer in the middle: its weights cast at once, four products of six, gradients of weights in fp32, and those of
+    one input added by products."""
+    stream = traced(tiny, fused="patch", attention="triton")
+    names = Counter(op.name for op in stream.ops if op.layer == 1)
+    assert names["aten._foreach_copy_.default"] == 1
+    assert names["aten.mm.default"] == 5 + 4  # forth: queries, keys and values are one; back: a product an input
+    assert names["aten.mm.dtype"] == 7
+    assert names["aten.addmm_.default"] == 3
+    assert not {"aten._to_copy.default", "aten.add.Tensor", "flopcast.rms_norm.default"} & set(names)
+    assert names["flopcast.add_rms_norm.default"] == names["flopcast.add_rms_norm_backward.default"] == 2
+    assert names["flopcast.triton_attention_forward.default"] == 1
+    products = [lower(stream, op) for op in stream.ops if op.name.startswith(("aten.mm", "aten.addmm_"))]
+    plain = [lower(other, op) for other in [traced(tiny)] for op in other.ops if op.name.startswith("aten.mm.")]
+    assert sum(found[0].flops for found in products if found) == sum(found[0].flops for found in plain if found)
+
+
 def test_a_patched_step_is_a_stream_of_its_operators(tiny: Mapping[str, Any], traced: Tracing) -> None:
     """By the structure of Qwen3: a norm and a norm with the residual, rope, an activation a layer, forth and back."""
     fused, plain = traced(tiny, fused="triton"), traced(tiny)
