@@ -210,6 +210,7 @@ def patch(model: nn.Module, *, whole: bool = False) -> None:
     norms = [*(layer.input_layernorm for layer in layers[1:]), getattr(base, "norm", None)]
     for layer, norm in zip(layers, norms, strict=False):
         replace(layer, whole_layer.NEXT, norm)
+        replace(layer, whole_layer.PARTS, None)
     if hasattr(model, "lm_head"):  # a causal language model's head: nothing else with such layers makes this loss
         replace(model, "_loss_function", causal_loss)
         if whole and type(model.lm_head) is nn.Linear:

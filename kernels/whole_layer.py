@@ -15,7 +15,9 @@ checkpointing), and the layer then runs by its modules, as it does for torch.com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from flopcast.kernels.rowwise import autocast_dtype
 from flopcast.kernels.swiglu import swiglu_backward_op, swiglu_op
 
 NEXT = "_flopcast_next_norm"  # of a layer: the norm that reads its output
+PARTS = "_flopcast_parts"  # of a layer: its `_Parts`
 _NORMED = "_flopcast_normed"  # of a layer's output: (that norm, the rows it would return, their 1 / rms)
 
 
@@ -167,35 +170,61 @@ class _Layer(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _plain_linear(module: Any) -> bool:
-    """Whether its product alone is what a call of it does, of an fp32 weight that is trained and whole."""
-    if type(module) is not nn.Linear or module.bias is not None or _hooked(module):
-        return False
-    weight = module.weight
-    return weight.dtype == torch.float32 and weight.requires_grad and type(weight).__name__ != "DTensor"
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a layer's modules are, looked up once, since torch takes half a microsecond for each."""
+
+    children: list[nn.Module]  # of the layer, its attention and its MLP
+    hooks: list[Mapping[Any, Any]]  # of all of them: empty where a call does nothing else than is known
+    norms: list[dict[str, Any]]  # parameters: before attention, before the MLP, of queries and keys
+    linears: list[dict[str, Any]]
+    sizes: Sizes | None  # of fp16 without window and next; None where a layer has something else
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "_flopcast_products" in module.__dict__
-    )
+def _hooks_of(module: nn.Module) -> list[Mapping[Any, Any]]:
+    return [
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
+    ]  # fmt: skip
 
 
-def _norm_is_plain(norm: Any) -> bool:
-    weight = norm.weight
-    return weight.requires_grad and type(weight).__name__ != "DTensor" and not _hooked(norm)
+def _trained(parameters: Mapping[str, Any]) -> bool:
+    """Whether a module's weight is in fp32, whole and wants a gradient."""
+    weight = parameters["weight"]
+    return bool(weight.requires_grad and weight.dtype == torch.float32 and type(weight).__name__ != "DTensor")
 
 
-def _dtype_of(x: Tensor) -> torch.dtype | None:
-    """Of the products, where they are of 16 bits by autocast and x is not."""
-    dtype = autocast_dtype(x)
-    if dtype not in (torch.bfloat16, torch.float16) or x.dtype != torch.float32 or not torch.is_grad_enabled():
-        return None
-    return dtype
+def _is_product(module: Any) -> bool:
+    return type(module) is nn.Linear and module.bias is None and "_flopcast_products" not in module.__dict__
+
+
+def _parts_of(layer: Any) -> _Parts:
+    attention, mlp = layer._modules["self_attn"], layer._modules["mlp"]
+    children = [*layer._modules.values(), *attention._modules.values(), *mlp._modules.values()]
+    known: _Parts | None = layer.__dict__.get(PARTS)
+    if known is not None and known.children == children:
+        return known
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    qk_norm = hasattr(attention, "q_norm")
+    if qk_norm:
+        norms += [attention.q_norm, attention.k_norm]
+    sizes = None
+    if all(map(_is_product, linears)):
+        dim = attention.head_dim
+        eps = norms[0].variance_epsilon, norms[-1].variance_epsilon, norms[1].variance_epsilon, 0.0
+        heads, kv_heads = linears[0].out_features // dim, linears[1].out_features // dim
+        sizes = Sizes(torch.float16, heads, kv_heads, dim, eps, attention.scaling, 0, qk_norm, False)
+    hooks = [one for module in (layer, *children) for one in _hooks_of(module)]
+    parts = _Parts(children, hooks, [x._parameters for x in norms], [x._parameters for x in linears], sizes)
+    layer.__dict__[PARTS] = parts
+    return parts
+
+
+@lru_cache(maxsize=4096)
+def _sizes(sizes: Sizes, dtype: torch.dtype, window: int, following_eps: float | None) -> Sizes:
+    eps = (*sizes.eps[:3], following_eps or 0.0)
+    return replace(sizes, dtype=dtype, window=window, eps=eps, has_next=following_eps is not None)
 
 
 def run(
@@ -203,41 +232,28 @@ def run(
 ) -> Tensor | None:
     """The output of a decoder layer of transformers, [batch, seq, width] fp32 as x, for causal attention; None where
     the layer has to run by its modules."""
-    dtype = _dtype_of(x)
-    if dtype is None or tables is None or x.dim() != 3 or getattr(layer, "gradient_checkpointing", False):
+    dtype = autocast_dtype(x)
+    if dtype not in (torch.bfloat16, torch.float16) or x.dtype != torch.float32 or not torch.is_grad_enabled():
         return None
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    of_mlp = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    qk_norm = hasattr(attention, "q_norm")
-    if qk_norm:
-        norms += [attention.q_norm, attention.k_norm]
-    if _hooked(layer) or _hooked(attention) or _hooked(mlp):
+    if tables is None or x.dim() != 3 or getattr(layer, "gradient_checkpointing", False):
         return None
-    if not all(map(_plain_linear, (*linears, *of_mlp))) or not all(map(_norm_is_plain, norms)):
+    parts = _parts_of(layer)
+    if parts.sizes is None or any(parts.hooks) or not all(map(_trained, (*parts.norms, *parts.linears))):
         return None
     following = layer.__dict__.get(NEXT)
-    if following is not None and (_hooked(following) or not _norm_is_plain(following)):
+    if following is not None and (any(_hooks_of(following)) or not _trained(following._parameters)):
         following = None
     known = getattr(x, _NORMED, None)
     normed, rstd = known[1:] if known is not None and known[0] is layer.input_layernorm else (None, None)
     if normed is not None and normed.dtype != dtype:
         normed, rstd = None, None
-    sizes = Sizes(
-        dtype, linears[0].out_features // attention.head_dim, linears[1].out_features // attention.head_dim,
-        attention.head_dim,
-        (
-            norms[0].variance_epsilon, attention.q_norm.variance_epsilon if qk_norm else 0.0,
-            norms[1].variance_epsilon, 0.0 if following is None else following.variance_epsilon,
-        ),
-        attention.scaling, window or 0, qk_norm, following is not None,
-    )  # fmt: skip
+    sizes = _sizes(parts.sizes, dtype, window or 0, None if following is None else following.variance_epsilon)
+    w_in, w_post, *of_qk = [one["weight"] for one in parts.norms]
+    w_q, w_k, w_v, w_o, *of_mlp = [one["weight"] for one in parts.linears]
+    of_next = () if following is None else (following.weight,)
     out, normed, rstd = _Layer.apply(  # type: ignore[no-untyped-call]
-        sizes, x, normed, rstd, *tables, documents, norms[0].weight, *(one.weight for one in linears),
-        norms[1].weight, *(one.weight for one in of_mlp), *(one.weight for one in norms[2:]),
-        *(() if following is None else (following.weight,)),
-    )  # fmt: skip
+        sizes, x, normed, rstd, *tables, documents, w_in, w_q, w_k, w_v, w_o, w_post, *of_mlp, *of_qk, *of_next
+    )
     if following is not None:
         setattr(out, _NORMED, (following, normed, rstd))
     found: Tensor = out
@@ -275,7 +291,7 @@ def linear(module: Any, x: Tensor) -> Tensor | None:
     dtype = autocast_dtype(x)
     if dtype not in (torch.bfloat16, torch.float16) or x.dtype != dtype or not torch.is_grad_enabled():
         return None
-    if not _plain_linear(module):
+    if not _is_product(module) or any(_hooks_of(module)) or not _trained(module._parameters):
         return None
     out: Tensor = _Linear.apply(x, module.weight, dtype)  # type: ignore[no-untyped-call]
     return out
