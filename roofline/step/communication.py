@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from operator import attrgetter
 from typing import cast
 
 from flopcast.microbench.recipe.layout import Layout
@@ -126,22 +127,27 @@ def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: Hos
 Beside = Callable[[TimedOp, Collective], Contended]
 
 
-def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> list[TimedOp]:
-    """Returns the operations with the seconds that they take beside each other, if they ran when `spans` say. `ops` are
+def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> list[float]:
+    """Returns the seconds that the operations take beside each other, if they ran when `spans` say. `ops` are
     as if each ran by itself; `of_link` tells what a kernel and a collective lose to each other.
 
     Of the time that both run, one whose factor is f loses the share 1 - 1 / f: a kernel and a collective by the law of
     the link, two kernels half of it each, since either alone fills the GPU."""
     lost: dict[int, float] = {}  # seconds in which nothing is done, by op
-    took: dict[int, float] = {}
     late: dict[int, float] = {}
     running: list[Span] = []
-    for span in sorted((span.begun for span in spans), key=lambda span: span.start):
-        one = ops[span.op]
-        took[span.op] = took.get(span.op, 0.0) + span.end - span.start
-        running = [other for other in running if other.end > span.start]
+    latest = 0.0  # when the last of them ends
+    begun = [span.begun if span.waited else span for span in spans]
+    begun.sort(key=attrgetter("start"))
+    for span in begun:
+        number, start, end, _ = span
+        if latest <= start:
+            running, latest = [span], end
+            continue
+        one = ops[number]
+        running = [other for other in running if other.end > start]
         for other in running:
-            both = min(span.end, other.end) - span.start
+            both = min(end, other.end) - start
             beside = ops[other.op]
             factors = [2.0, 2.0]
             kernel, sent = (one, beside) if one.collective is None else (beside, one)
@@ -150,13 +156,18 @@ def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> li
             elif sent.collective is not None:
                 found = of_link(kernel, sent.collective)
                 factors = [found.kernel, found.collective] if kernel is one else [found.collective, found.kernel]
-                if sent is one and other.start < span.start:  # its blocks find no room until the kernel's have begun
-                    late[span.op] = late.get(span.op, 0.0) + found.delay
-            for number, factor in zip((span.op, other.op), factors, strict=True):
-                lost[number] = lost.get(number, 0.0) + both * (1 - 1 / factor)
+                if sent is one and other.start < start:  # its blocks find no room until the kernel's have begun
+                    late[number] = late.get(number, 0.0) + found.delay
+            for which, factor in zip((number, other.op), factors, strict=True):
+                lost[which] = lost.get(which, 0.0) + both * (1 - 1 / factor)
         running.append(span)
-    changed = list(ops)
+        latest = max(latest, end)
+    took = dict.fromkeys(lost, 0.0)
+    for span in begun:
+        if span.op in took:
+            took[span.op] += span.end - span.start
+    changed = [op.seconds for op in ops]
     for number, seconds in lost.items():
         share = min(seconds / took[number], MOST_LOST)
-        changed[number] = replace(ops[number], seconds=ops[number].seconds / (1 - share) + late.get(number, 0.0))
+        changed[number] = changed[number] / (1 - share) + late.get(number, 0.0)
     return changed

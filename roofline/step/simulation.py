@@ -8,8 +8,9 @@ run different ones: they are simulated beside each other, and wait for each othe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Generator, Iterable, Sequence, Set
+from copy import copy
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -69,11 +70,59 @@ class Met(NamedTuple):
     waited: float
 
 
-# (host seconds, kernel seconds, gaps within, launches, sync, number of the op, lane, numbers of the ops that it waits
-# for, whether it is a collective, messages of a kernel that sends) of an op that launches kernels or makes the host
-# wait; the host seconds include those of the ops before it that do neither. All nodes of a replayed CUDA graph are one
-# launch.
-_Entry = tuple[float, float, float, int, bool, int, int, tuple[int, ...], bool, tuple[Message, ...]]
+class _Entry(NamedTuple):
+    """An op that launches kernels or makes the host wait. `launches`, of which all but the first follow at `more` gaps;
+    `others`: numbers of the ops that it waits for; `sends`: of a kernel that sends, each message's peer, whether it is
+    sent, and the op's number. All nodes of a replayed CUDA graph are one launch."""
+
+    number: int
+    lane: int = 0
+    launches: int = 0
+    more: float = 0.0
+    is_sync: bool = False
+    others: tuple[int, ...] = ()
+    is_collective: bool = False
+    sends: tuple[tuple[int, bool, int], ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one kernel, for which nobody has to wait here."""
+        return self.launches == 1 and not (self.more or self.is_sync or self.sends)
+
+
+class _Piece(NamedTuple):
+    """Entries of a part, from `first` to before `stop`: single kernels that follow each other on a lane, of which the
+    first alone waits for `others`; or where `entry` is not None that one. `awaited`: place among them and number of the
+    ops that others wait for."""
+
+    first: int
+    stop: int
+    lane: int
+    others: tuple[int, ...]
+    awaited: tuple[tuple[int, int], ...]
+    entry: _Entry | None
+
+
+class _Part(NamedTuple):
+    """Ops that follow each other and are repeated so many `times`: the entries of one repetition, the host seconds of
+    each, which include those of the ops before it that launch nothing, and the ops whose seconds are its own."""
+
+    times: int
+    entries: list[_Entry]
+    host: list[float]
+    ops: list[tuple[int, ...]]
+    pieces: list[_Piece]
+
+
+class _Plan(NamedTuple):
+    """The order of a step in which at most so many repetitions are simulated: (part, repetitions left out after it); and
+    for each piece in each of all steps, the entries that have to finish before the host goes on, one for each of its
+    own, -1 for none."""
+
+    order: list[tuple[int, int]]
+    waits: list[list[int]]
+
+
 # Yields when a kernel that sends begins, with its messages; gets when it has ended. Returns when each step ended and
 # when the first was enqueued; None where repetitions have not become steady.
 _Rank = Generator[tuple[float, tuple[Message, ...]], Met, "tuple[list[float], float] | None"]
@@ -94,21 +143,39 @@ class Simulation:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
         self._steps, self._queue_depth = steps, queue_depth
         alike = groupby(enumerate(ops), lambda one: (one[1].replay, one[1].replay or one[1].count))
-        self._parts = [_part(list(run)) for _, run in alike]
+        awaited = frozenset(number for op in ops for number in op.waits)
+        self._parts = [_part(list(run), awaited) for _, run in alike]
         self._lanes = 1 + max((op.lane for op in ops), default=0)
-        self._most = max((count for _, count in self._parts), default=1)
-        self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
+        self._most = max((part.times for part in self._parts), default=1)
+        self._plans: dict[int, _Plan] = {}
+        self._take([op.seconds for op in ops])
 
-    def _prepare(self, most: int) -> tuple[list[tuple[list[_Entry], int]], list[int]]:
-        """Returns the entries of a step in runs, where at most `most` repetitions are simulated and the last of them
-        carries the number of repetitions left out; and the result of `_waiting` for the entries of all steps."""
-        if most not in self._prepared:
-            runs = []
-            for entries, count in self._parts:
-                times = min(count, most)
-                runs += [(entries, 0)] * (times - 1) + [(entries, count - times)]
-            self._prepared[most] = runs, self._waiting([entry[3] for run, _ in runs for entry in run])
-        return self._prepared[most]
+    def _take(self, seconds: Sequence[float]) -> None:
+        self._of_ops = seconds
+        self._seconds = [  # of each part's entries
+            [(seconds[ops[0]] if len(ops) == 1 else sum(seconds[op] for op in ops)) / part.times for ops in part.ops]
+            for part in self._parts
+        ]
+
+    def taking(self, seconds: Sequence[float]) -> Simulation:
+        """The same step with other seconds of its operations' kernels."""
+        other = copy(self)
+        other._take(seconds)
+        return other
+
+    def _plan(self, most: int) -> _Plan:
+        if most not in self._plans:
+            order = []
+            for number, part in enumerate(self._parts):
+                times = min(part.times, most)
+                order += [(number, 0)] * (times - 1) + [(number, part.times - times)]
+            parts = [self._parts[number] for number, _ in order]
+            waiting = self._waiting([entry.launches for part in parts for entry in part.entries])
+            pieces = [piece.stop - piece.first for part in parts for piece in part.pieces] * self._steps
+            ends = list(accumulate(pieces))
+            waits = [waiting[end - length : end] for length, end in zip(pieces, ends, strict=True)]
+            self._plans[most] = _Plan(order, waits)
+        return self._plans[most]
 
     def _waiting(self, step: Sequence[int]) -> list[int]:
         """Returns, for each entry of all steps, the entry that has to finish before the host goes on; -1 for none.
@@ -167,50 +234,86 @@ class Simulation:
         finished = finish.append
         ends: list[float] = []
         enqueued = 0.0
-        runs, all_waits = self._prepare(most)
-        waits = iter(all_waits)
+        plan = self._plan(most)
+        waits = iter(plan.waits)
         latest = -1  # the last entry that the host waited for
         before = (0.0, 0.0)
+        own_, seconds_ = self._at(host_factor, device_factor, link_factor)
         for step in range(self._steps):
             lanes[1:] = [max(lanes[0], free) for free in lanes[1:]]
-            is_shown = spans is not None and step == self._steps - 1
-            for entries, more_times in runs:
+            shown = spans if step == self._steps - 1 else None
+            for place, more_times in plan.order:
+                part, part_own, part_seconds = self._parts[place], own_[place], seconds_[place]
                 if more_times:
                     before = host, lanes[0]
-                for (own, seconds, more, launches_, is_sync, number, lane, others, is_sent, messages), wait in zip(
-                    entries, waits, strict=False
-                ):
-                    host += own * host_factor
-                    device = lanes[lane]
-                    if launches_:
-                        start = host + LAUNCH_LATENCY_SECONDS
-                        if start < device + gap_seconds:
-                            start = device + gap_seconds
-                        for other in others:
-                            if start < ended.get(other, 0.0):
-                                start = ended[other]
-                        waited = 0.0
-                        if messages:
-                            device, waited = yield start, messages
-                        else:
-                            device = start + seconds * (link_factor if is_sent else device_factor) + gap_seconds * more
+                for piece, own, seconds, waited_for in zip(part.pieces, part_own, part_seconds, waits, strict=False):
+                    first, stop, lane, others, awaited, entry = piece
+                    ready = lanes[lane] + gap_seconds  # the earliest start
+                    for other in others:
+                        if ready < ended.get(other, 0.0):
+                            ready = ended[other]
+                    begun = len(finish)
+                    last = waited_for[-1]
+                    if entry is not None:
+                        device, waited = lanes[lane], 0.0
+                        host += own[0]
+                        if entry.launches:
+                            start = host + LAUNCH_LATENCY_SECONDS
+                            if start < ready:
+                                start = ready
+                            if entry.sends:
+                                messages = [Message(peer, sent, self._of_ops[op]) for peer, sent, op in entry.sends]
+                                device, waited = yield start, tuple(messages)
+                            else:
+                                device = start + seconds[0] + gap_seconds * entry.more
+                            lanes[lane] = device
+                            if shown is not None:
+                                shown.append(Span(entry.number, start, device, waited))
+                        finished(device)
+                        if last >= 0 and finish[last] > host:
+                            host = finish[last]
+                        if entry.is_sync:
+                            host = (device if device > host else host) + sync_seconds
+                    elif shown is None and (
+                        last < 0
+                        or (0 <= waited_for[0] and last < begun and max(finish[waited_for[0] : last + 1]) <= host)
+                    ):  # the host does not wait
+                        for more, kernel in zip(own, seconds, strict=True):
+                            host += more
+                            start = host + LAUNCH_LATENCY_SECONDS
+                            if start < ready:
+                                start = ready
+                            device = start + kernel
+                            finished(device)
+                            ready = device + gap_seconds
                         lanes[lane] = device
-                        if follows:
-                            ended[number] = device
-                        if is_shown and spans is not None:
-                            spans.append(Span(number, start, device, waited))
-                    finished(device)
-                    if wait >= 0:
-                        latest = wait
-                        if finish[wait] > host:
-                            host = finish[wait]
-                    if is_sync:
-                        host = (device if device > host else host) + sync_seconds
+                    else:
+                        number = first
+                        for more, kernel, wait in zip(own, seconds, waited_for, strict=True):
+                            host += more
+                            start = host + LAUNCH_LATENCY_SECONDS
+                            if start < ready:
+                                start = ready
+                            device = start + kernel
+                            finished(device)
+                            ready = device + gap_seconds
+                            if wait >= 0 and finish[wait] > host:
+                                host = finish[wait]
+                            if shown is not None:
+                                shown.append(Span(part.entries[number].number, start, device))
+                                number += 1
+                        lanes[lane] = device
+                    if last >= 0:
+                        latest = last
+                    if follows:
+                        for offset, number in awaited:
+                            ended[number] = finish[begun + offset]
                 if more_times:
                     moved = lanes[0] - before[1]
+                    length = len(part.entries)
                     first = max(latest, 0)  # nothing before it will be waited for
-                    earlier = first - len(entries)
-                    if earlier < len(finish) - most * len(entries):
+                    earlier = first - length
+                    if earlier < len(finish) - most * length:
                         return None
                     pairs = zip(finish[first:], finish[earlier:], strict=False)
                     if not _agree([moved, host - before[0], *(now - then for now, then in pairs)]):
@@ -219,12 +322,30 @@ class Simulation:
                     host += skipped
                     lanes = [free + skipped for free in lanes]
                     ended |= {
-                        number: ended[number] + skipped for _, _, _, _, _, number, *_ in entries if number in ended
+                        entry.number: ended[entry.number] + skipped for entry in part.entries if entry.number in ended
                     }
                     finish[first:] = [seconds + skipped for seconds in finish[first:]]
             ends.append(max(host, *lanes))
             enqueued = enqueued or host
         return ends, enqueued
+
+    def _at(
+        self, host_factor: float, device_factor: float, link_factor: float
+    ) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
+        """Returns the seconds of host and kernels at these speeds: by part, by piece, of each of its entries."""
+        host, kernels = [], []
+        for part, seconds in zip(self._parts, self._seconds, strict=True):
+            own = [one * host_factor for one in part.host]
+            if link_factor == device_factor:
+                times = [one * device_factor for one in seconds]
+            else:
+                times = [
+                    one * (link_factor if entry.is_collective else device_factor)
+                    for one, entry in zip(seconds, part.entries, strict=True)
+                ]
+            host.append([own[piece.first : piece.stop] for piece in part.pieces])
+            kernels.append([times[piece.first : piece.stop] for piece in part.pieces])
+        return host, kernels
 
 
 _LEAST_RUNS = 4
@@ -245,6 +366,12 @@ class Stages:
 
     def __init__(self, stages: Sequence[Sequence[TimedOp]], queue_depth: int, steps: int = 3) -> None:
         self._stages = [Simulation(ops, queue_depth, steps) for ops in stages]
+
+    def taking(self, seconds: Sequence[Sequence[float]]) -> Stages:
+        """The same stages with other seconds of their operations' kernels."""
+        other = copy(self)
+        other._stages = [stage.taking(of_stage) for stage, of_stage in zip(self._stages, seconds, strict=True)]
+        return other
 
     def run(
         self,
@@ -308,22 +435,27 @@ def _meet(ranks: Sequence[_Rank], link_factor: float) -> list[tuple[list[float],
     return [ended[number] for number in range(len(ranks))]
 
 
-def _part(numbered: Sequence[tuple[int, TimedOp]]) -> tuple[list[_Entry], int]:
-    """Returns the entries of one repetition of ops that follow each other, and how often they are repeated."""
+def _part(numbered: Sequence[tuple[int, TimedOp]], awaited: Set[int]) -> _Part:
+    """Returns ops that follow each other as a part. `awaited`: ops for which others wait."""
     ops = [op for _, op in numbered]
     count = min(op.count for op in ops)  # layers that stand for several run more often than the graph that holds them
-    if not ops[0].replay:
-        return _entries(numbered, count), count
-    host, seconds, nodes = (sum(getattr(op, name) for op in ops) for name in ("host_seconds", "seconds", "launches"))
-    gaps = NODE_GAP * max(nodes / count - 1, 0.0)
-    return [(host / count, seconds / count, gaps, 1, False, numbered[0][0], 0, (), False, ())], count
+    if ops[0].replay:
+        host, nodes = (sum(getattr(op, name) for op in ops) for name in ("host_seconds", "launches"))
+        entry = _Entry(numbered[0][0], launches=1, more=NODE_GAP * max(nodes / count - 1, 0.0))
+        entries, own, takes = [entry], [host / count], [tuple(number for number, _ in numbered)]
+    else:
+        entries, own, takes = _entries(numbered, count)
+    return _Part(count, entries, own, takes, _pieces(entries, awaited))
 
 
-def _entries(numbered: Iterable[tuple[int, TimedOp]], count: int) -> list[_Entry]:
-    """Returns the entries of one of the operations' `count` repetitions; the host seconds of an operation that neither
-    launches nor waits are added to the next one that does. What is sent and received together is one entry, of the last
-    of these operations."""
+def _entries(
+    numbered: Iterable[tuple[int, TimedOp]], count: int
+) -> tuple[list[_Entry], list[float], list[tuple[int, ...]]]:
+    """Returns the entries of one of the operations' `count` repetitions, their host seconds, and the ops whose seconds
+    are each one's; the host seconds of an operation that neither launches nor waits are added to the next one that
+    does. What is sent and received together is one entry, of the last of these operations."""
     entries: list[_Entry] = []
+    own: list[float] = []
     host = 0.0
     together = 0
     for number, op in numbered:
@@ -331,17 +463,35 @@ def _entries(numbered: Iterable[tuple[int, TimedOp]], count: int) -> list[_Entry
         sent = op.collective
         if op.launches or op.kind == "sync":
             launched, others = op.launches // count, op.waits
-            messages: tuple[Message, ...] = ()
+            sends: tuple[tuple[int, bool, int], ...] = ()
             if sent is not None and sent.peer >= 0:
-                messages = (Message(sent.peer, sent.is_sent, op.seconds),)
+                sends = ((sent.peer, sent.is_sent, number),)
                 if sent.together and sent.together == together:
                     before = entries.pop()
-                    host, others, messages = host + before[0], (*before[7], *others), (*before[9], *messages)
-            where = number, op.lane, others, sent is not None, messages
-            entries.append((host, op.seconds / count, max(launched - 1, 0), launched, op.kind == "sync", *where))
+                    host, others, sends = host + own.pop(), (*before.others, *others), (*before.sends, *sends)
+            more = max(launched - 1, 0)
+            is_sync = op.kind == "sync"
+            entries.append(_Entry(number, op.lane, launched, more, is_sync, others, sent is not None, sends))
+            own.append(host)
             host, together = 0.0, sent.together if sent is not None else 0
-    entries.append((host, 0.0, 0, 0, False, -1, 0, (), False, ()))
-    return entries
+    takes = [(entry.number,) for entry in entries]
+    return [*entries, _Entry(-1)], [*own, host], [*takes, ()]
+
+
+def _pieces(entries: Sequence[_Entry], awaited: Set[int]) -> list[_Piece]:
+    """Cuts entries into pieces, each as long as can be."""
+    pieces: list[_Piece] = []
+    first = 0
+    for place, entry in enumerate(entries):
+        after = entries[place + 1] if place + 1 < len(entries) else None
+        if entry.is_plain and after is not None and after.is_plain and after.lane == entry.lane and not after.others:
+            continue
+        begun = entries[first]
+        of_others = [(i - first, entries[i].number) for i in range(first, place + 1) if entries[i].number in awaited]
+        alone = None if begun.is_plain else begun
+        pieces.append(_Piece(first, place + 1, begun.lane, begun.others, tuple(of_others), alone))
+        first = place + 1
+    return pieces
 
 
 def _agree(values: Sequence[float]) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.links.contention import Contended
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -28,6 +29,18 @@ RANKS_GAP = 1.47
 # Turns in which kernels and collectives find the times that they take beside each other, and the part of the step that
 # one may then still change.
 _MOST_TURNS, _SETTLED = 12, 1e-3
+
+
+class Factors(NamedTuple):
+    """On the times of gaps, host, kernels and collectives."""
+
+    gap_factor: float = 1.0
+    host_factor: float = 1.0
+    device_factor: float = 1.0
+    link_factor: float = 1.0
+
+
+_AS_IT_IS = Factors()
 
 
 class Shares(NamedTuple):
@@ -93,39 +106,52 @@ class Timeline:
         return simulation.run(gap_seconds=gap, sync_seconds=sync, spans=spans[0] if spans else None, **factors)
 
     @cached_property
-    def _settled(self) -> tuple[Simulation | Stages, Sequence[TimedOp], Sequence[Span]]:
-        """The simulation in which kernels and collectives that run beside each other take as long as they then do, its
-        operations, and when each ran in the last step; of a pipeline those of the last stage.
+    def _settled(self) -> tuple[Simulation | Stages, Sequence[float], Sequence[Span]]:
+        """The simulation in which kernels and collectives that run beside each other take as long as they then do, the
+        seconds of its operations, and when each ran in the last step; of a pipeline those of the last stage.
 
         How long they take depends on what runs beside them, and that on how long they take: simulated in turn, from
         the second time on half of the way, until step and kernels change no more. The whole way leads back and forth,
         where what is slowed then runs beside something else: steps of FSDP by 3 to 4%. Then they keep these times,
         whatever the speeds."""
-        alone = [*self.before, self.ops]
-        stages: list[Sequence[TimedOp]] = list(alone)
+        stages = [*self.before, self.ops]
+        seconds = [[op.seconds for op in ops] for ops in stages]
+        simulation = self._simulated(stages)
+        spans: list[list[Span]] = [[] for _ in stages]
         now = 0.0, 0.0
-        for turn in range(1, _MOST_TURNS + 1):
-            simulation = self._simulated(stages)
-            spans: list[list[Span]] = [[] for _ in stages]
-            if self.fabric is None:
-                break
-            before, now = now, (self._run(simulation, spans=spans).step, sum(op.seconds for op in stages[-1]))
+        for turn in range(1, _MOST_TURNS + 1 if self.fabric is not None else 1):
+            spans = [[] for _ in stages]
+            ran = self._run(simulation, spans=spans)
+            before, now = now, (ran.step, sum(seconds[-1]))
             is_settled = all(abs(new - old) <= _SETTLED * new for old, new in zip(before, now, strict=True))
             if is_settled or turn == _MOST_TURNS:
+                self._known_runs[_AS_IT_IS] = ran
                 break
-            found = [slowed(ops, ran, self._beside) for ops, ran in zip(alone, spans, strict=True)]
-            pairs = zip(stages, found, strict=True)
-            stages = [new if turn == 1 else list(map(_halfway, old, new)) for old, new in pairs]
-        return simulation, stages[-1], spans[-1]
+            found = [slowed(ops, of_stage, self._beside) for ops, of_stage in zip(stages, spans, strict=True)]
+            pairs = zip(seconds, found, strict=True)
+            seconds = [new if turn == 1 else list(map(_halfway, old, new)) for old, new in pairs]
+            simulation = simulation.taking(seconds) if isinstance(simulation, Stages) else simulation.taking(seconds[0])
+        return simulation, seconds[-1], spans[-1]
+
+    @cached_property
+    def _known_runs(self) -> dict[Factors, Ran]:
+        return {}
+
+    def _ran(self, factors: Factors) -> Ran:
+        """The settled simulation at other speeds."""
+        simulation = self._settled[0]
+        if factors not in self._known_runs:
+            self._known_runs[factors] = self._run(simulation, **factors._asdict())
+        return self._known_runs[factors]
 
     def _beside(self, op: TimedOp, sent: Collective) -> Contended:
-        key = id(op), id(sent)  # both live as long as this timeline
+        key = id(op.work), op.seconds, op.hot_seconds, op.launches, op.count, sent  # works live as long as the operations
         if key not in self._known_beside and self.fabric is not None:
             self._known_beside[key] = self.fabric.beside(op, sent, self.profile)
         return self._known_beside[key]
 
     @cached_property
-    def _known_beside(self) -> dict[tuple[int, int], Contended]:
+    def _known_beside(self) -> dict[tuple[Any, ...], Contended]:
         return {}
 
     @property
@@ -139,20 +165,21 @@ class Timeline:
     @cached_property
     def shares(self) -> Shares:
         """How a step's time is shared between kernels and collectives."""
-        _, ops, spans = self._settled
-        kernels = _union(span for span in spans if ops[span.op].collective is None)
-        sent = _union(span.begun for span in spans if ops[span.op].collective is not None)
+        _, seconds, spans = self._settled
+        ops = self.ops
+        kernels = _union((span.start, span.end) for span in spans if ops[span.op].collective is None)
+        sent = _union((span.start + span.waited, span.end) for span in spans if ops[span.op].collective is not None)
         busy = _union([*kernels, *sent])
         both = _length(kernels) + _length(sent) - _length(busy)
-        slower = sum(op.seconds for op in ops if op.collective is None) - self.device_seconds
-        waits = [span._replace(end=span.start + span.waited) for span in spans if span.waited]
+        slower = sum(took for took, op in zip(seconds, ops, strict=True) if op.collective is None) - self.device_seconds
+        waits = [(span.start, span.start + span.waited) for span in spans if span.waited]
         bubble = _length(_union([*busy, *waits])) - _length(busy)
         return Shares(_length(sent), _length(sent) - both, slower, bubble)
 
     @cached_property
     def enqueue_seconds(self) -> float:
         """The host's seconds until it has enqueued a step for an idle device, with what it waits for."""
-        return self.host_seconds if is_synchronous(self.profile) else self._run(self._settled[0]).enqueued
+        return self.host_seconds if is_synchronous(self.profile) else self._ran(_AS_IT_IS).enqueued
 
     def seconds_in_a_row(self, steps: int) -> float:
         """Returns the seconds per step of so many steps on one GPU that begin on an idle device and end when it has
@@ -175,26 +202,25 @@ class Timeline:
         multiplied by their factors, and with work that takes `power_factor` times the energy."""
         if is_synchronous(self.profile):
             return self.host_seconds * host_factor + self.device_seconds * device_factor
-        at_full_clock = self._run(
-            self._settled[0], gap_factor, host_factor=host_factor, device_factor=device_factor, link_factor=link_factor
-        ).step
+        at_full_clock = self._ran(Factors(gap_factor, host_factor, device_factor, link_factor)).step
         return at_full_clock + self.draw.times(power_factor).added_seconds(at_full_clock)
 
 
-def _halfway(one: TimedOp, other: TimedOp) -> TimedOp:
-    return one if one.seconds == other.seconds else replace(other, seconds=(one.seconds + other.seconds) / 2)
+def _halfway(one: float, other: float) -> float:
+    return one if one == other else (one + other) / 2
 
 
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """Returns the time that spans cover, as spans that do not touch."""
-    found: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if found and span.start <= found[-1].end:
-            found[-1] = found[-1]._replace(end=max(found[-1].end, span.end))
+def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the time that spans, each from start to end, cover, as spans that do not touch."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans, key=itemgetter(0)):
+        if found and start <= found[-1][1]:
+            if end > found[-1][1]:
+                found[-1] = found[-1][0], end
         else:
-            found.append(span)
+            found.append((start, end))
     return found
 
 
-def _length(spans: Iterable[Span]) -> float:
-    return sum(span.end - span.start for span in spans)
+def _length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
