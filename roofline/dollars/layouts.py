@@ -27,7 +27,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
-from flopcast.roofline.step.questions.many_gpus import Step, forecast_steps
+from flopcast.roofline.step.questions.many_gpus import Step, priced_steps
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.prefetch import prefetched
 from flopcast.roofline.stream.library.streams import Vary
@@ -59,11 +59,13 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A step in one layout. `forecast`: None where there is none, for a `reason`."""
+    """A step in one layout. `forecast`: None where there is none, for a `reason`. `least_of_twice`: of a pipeline, what
+    a step with twice as many micro-batches takes at least."""
 
     run: Run
     forecast: Forecast | None = None
     reason: str = ""
+    least_of_twice: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -268,6 +270,7 @@ def _next(work: Workload, trial: _Trial, outcome: LaidOut) -> list[_Trial]:
     if found is None or not _can_vary(work.model):
         return []
     is_faster = trial.before is None or found.step_seconds < trial.before
+    is_faster &= outcome.least_of_twice < found.step_seconds
     more = replace(run, batch=run.batch // 2, accumulate=2 * run.accumulate)
     tries = []
     if run.batch % 2 == 0 and (not found.fits or (run.layout.pp > 1 and is_faster)):
@@ -337,10 +340,17 @@ def forecast_runs(work: Workload, runs: Sequence[Run], vary: Vary | None = None)
             some = runs[start : start + _AT_ONCE]
             steps = [_step(work, run, stream_of) for run in some]
             traced = [step for step in steps if not isinstance(step, str)]
-            outcomes = iter(forecast_steps(traced, work.profile, work.host, work.price))
+            priced = priced_steps(traced, work.profile, work.host, work.price)
             for run, step in zip(some, steps, strict=True):
-                found = step if isinstance(step, str) else next(outcomes)
-                yield LaidOut(run=run, reason=found) if isinstance(found, str) else LaidOut(run=run, forecast=found)
+                yield LaidOut(run=run, reason=step) if isinstance(step, str) else _laid_out(run, next(priced))
+
+
+def _laid_out(run: Run, step: PricedStep) -> LaidOut:
+    try:
+        found = step.forecast()
+    except UsageError as fault:
+        return LaidOut(run=run, reason=str(fault))
+    return LaidOut(run=run, forecast=found, least_of_twice=step.least_of_twice if run.layout.pp > 1 else 0.0)
 
 
 def _step(work: Workload, run: Run, stream_of: Callable[[Run], Stream]) -> Step | str:

@@ -19,7 +19,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.simulation import Span
 from flopcast.roofline.stream.ops.collectives import Collective, collectives
-from flopcast.roofline.stream.ops.op_stream import Stream, packet
+from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream, packet
 
 # What Python does around a call, as so many calls of the same host in a forward: FSDP's hooks, views and bookkeeping
 # around each of its all-gathers and reduce-scatters, and DTensor's dispatch of each call of a module that tensor
@@ -71,6 +71,7 @@ class Fabric:
         )  # fmt: skip
 
 
+@once_per_stream
 def calls_around(stream: Stream) -> dict[int, float]:
     """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
     told = stream.meta["parallel"]

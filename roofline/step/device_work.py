@@ -405,34 +405,52 @@ def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[flo
     pool: dict[int, list[int]] = defaultdict(list)
     touched_at: list[float | None] = []  # by address
     clock = 0.0
-    shares: list[float] = []
-    for _ in range(2):
-        shares = []
-        for (freed, touched), is_running in zip(steps, runs, strict=True):
-            for storage in freed:
-                if storage in address:
-                    pool[sizes[storage]].append(address.pop(storage))
-            hot = total = 0
-            for storage, size in touched.items():
-                at = address.get(storage)
-                if at is None:
-                    blocks = pool[sizes[storage]]
-                    if blocks:
-                        at = blocks.pop()
-                    else:
-                        at = len(touched_at)
-                        touched_at.append(None)
-                    address[storage] = at
-                if is_running:
-                    total += size
-                    last = touched_at[at]
-                    if last is not None and clock - last + size <= capacity:
-                        hot += size
+
+    def place(storage: int) -> int:
+        blocks = pool[sizes[storage]]
+        if blocks:
+            at = blocks.pop()
+        else:
+            at = len(touched_at)
+            touched_at.append(None)
+        address[storage] = at
+        return at
+
+    def free(freed: Iterable[int]) -> None:
+        for storage in freed:
+            if storage in address:
+                pool[sizes[storage]].append(address.pop(storage))
+
+    for (freed, touched), is_running in zip(steps, runs, strict=True):
+        if freed:
+            free(freed)
+        for storage, size in touched.items():
+            at = address.get(storage)
+            if at is None:
+                at = place(storage)
             if is_running:
-                for storage, size in touched.items():
-                    clock += size
-                    touched_at[address[storage]] = clock
-            shares.append(hot / total if total else 0.0)
+                clock += size
+                touched_at[at] = clock
+    shares: list[float] = []
+    for (freed, touched), is_running in zip(steps, runs, strict=True):
+        if freed:
+            free(freed)
+        places = []
+        hot = total = 0
+        for storage, size in touched.items():
+            at = address.get(storage)
+            if at is None:
+                at = place(storage)
+            if is_running:
+                places.append(at)
+                total += size
+                last = touched_at[at]
+                if last is not None and clock - last + size <= capacity:
+                    hot += size
+        for at, size in zip(places, touched.values(), strict=False):
+            clock += size
+            touched_at[at] = clock
+        shares.append(hot / total if total else 0.0)
     return shares
 
 

@@ -115,7 +115,7 @@ class _Part(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The order of a step in which at most so many repetitions are simulated: (part, repetitions left out after it); and
+    """The order of a step in which at most so many repetitions are simulated, (part, repetitions left out after it);
     for each piece in each of all steps, the entries that have to finish before the host goes on, one for each of its
     own, -1 for none."""
 
@@ -247,7 +247,7 @@ class Simulation:
                 if more_times:
                     before = host, lanes[0]
                 for piece, own, seconds, waited_for in zip(part.pieces, part_own, part_seconds, waits, strict=False):
-                    first, stop, lane, others, awaited, entry = piece
+                    first, _, lane, others, awaited, entry = piece
                     ready = lanes[lane] + gap_seconds  # the earliest start
                     for other in others:
                         if ready < ended.get(other, 0.0):
@@ -275,8 +275,7 @@ class Simulation:
                         if entry.is_sync:
                             host = (device if device > host else host) + sync_seconds
                     elif shown is None and (
-                        last < 0
-                        or (0 <= waited_for[0] and last < begun and max(finish[waited_for[0] : last + 1]) <= host)
+                        last < 0 or (last < begun and max(finish[max(waited_for[0], 0) : last + 1]) <= host)
                     ):  # the host does not wait
                         for more, kernel in zip(own, seconds, strict=True):
                             host += more

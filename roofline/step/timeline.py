@@ -145,7 +145,7 @@ class Timeline:
         return self._known_runs[factors]
 
     def _beside(self, op: TimedOp, sent: Collective) -> Contended:
-        key = id(op.work), op.seconds, op.hot_seconds, op.launches, op.count, sent  # works live as long as the operations
+        key = id(op.work), op.seconds, op.hot_seconds, op.launches, op.count, sent  # works live as long as ops
         if key not in self._known_beside and self.fabric is not None:
             self._known_beside[key] = self.fabric.beside(op, sent, self.profile)
         return self._known_beside[key]

@@ -71,16 +71,24 @@ def forecast_steps(
     steps: Sequence[Step], profile: Profile, host: HostCosts | None = None, price: Price | None = None
 ) -> list[Outcome]:
     """Forecasts steps on one GPU. Their kernels are estimated together, which takes half the time of one by one."""
-    for backends in {(step.run.matmul, step.run.attention) for step in steps if len(steps) > 1}:
-        alike = [step for step in steps if (step.run.matmul, step.run.attention) == backends]
-        estimate_together([step.stream for step in alike], alike[0].run, profile)
     found: list[Outcome] = []
-    for stream, run in steps:
+    for step in priced_steps(steps, profile, host, price):
         try:
-            found.append(PricedStep(stream, run, profile, host, price).forecast())
+            found.append(step.forecast())
         except UsageError as fault:
             found.append(str(fault))
     return found
+
+
+def priced_steps(
+    steps: Sequence[Step], profile: Profile, host: HostCosts | None = None, price: Price | None = None
+) -> Iterator[PricedStep]:
+    """Yields steps on one GPU, whose kernels are estimated together."""
+    for backends in {(step.run.matmul, step.run.attention) for step in steps if len(steps) > 1}:
+        alike = [step for step in steps if (step.run.matmul, step.run.attention) == backends]
+        estimate_together([step.stream for step in alike], alike[0].run, profile)
+    for stream, run in steps:
+        yield PricedStep(stream, run, profile, host, price)
 
 
 @contextmanager

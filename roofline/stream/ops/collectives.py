@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 
 # By the operator: the kind, as NCCL's tests name it, and the argument whose bytes these tests count. That is what all
 # ranks together get or give: the gathered result, the whole that is scattered, for others the one buffer.
@@ -48,6 +48,7 @@ class Collective(NamedTuple):
     together: int = 0
 
 
+@once_per_stream
 def collectives(stream: Stream) -> list[Collective]:
     """Lists the collectives of a stream in the order in which the host asks for them."""
     found = []

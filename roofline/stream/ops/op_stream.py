@@ -255,6 +255,7 @@ def tensor_places(args: str) -> tuple[int | None, ...]:
     return tuple(value["t"] if isinstance(value, dict) and "t" in value else None for value in json.loads(args))
 
 
+@lru_cache(maxsize=4096)
 def packet(name: str) -> str:
     """Strips the overload from an operator's name: aten.add.Tensor -> aten.add."""
     return ".".join(name.split(".")[:2])

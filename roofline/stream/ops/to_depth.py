@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import (
@@ -34,6 +34,9 @@ from flopcast.roofline.stream.ops.op_stream import (
     TensorRef,
     packet,
 )
+
+Of = TypeVar("Of")
+To = TypeVar("To")
 
 _HELD = ("parameter", "buffer", "cache")  # before a call of inference
 BEGIN_CACHE = "aten._foreach_zero_.default"  # by which a prefill begins a static cache of all layers anew
@@ -65,8 +68,10 @@ class _Unfolding:
         self.storages: list[Storage] = []
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
-        self._places: dict[tuple[int | None, int | None], tuple[_Placed, _Placed]] = {}
-        self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
+        self._places: dict[tuple[int | None, int | None], tuple[_Placed[int, int], _Placed[int, int]]] = {}
+        self._storage_homes = [storage.layer for storage in stream.storages]
+        self._homes = [self._storage_homes[ref.storage] for ref in stream.tensors]
+        self._of_lists = frozenset(number for number, op in enumerate(stream.ops) if _is_multi_tensor(op))
         # roles of storages, and operands, as numbers: they are compared for every operand of every layer
         roles: dict[Any, int] = {}
         pairs = _alike(stream) if self.folded == FOLDED_PARALLEL else []
@@ -103,7 +108,10 @@ class _Unfolding:
             meta = {**meta, "graphs": _placed_graphs(meta["graphs"], [number for number, _, _ in placed])}
         placed = list(_without(idle, placed))
         self._moved = self._of_others(placed)
-        ops = [self._copy(op, layer) for _, op, layer in placed]
+        ops = [
+            self._copy_multi_tensor(op) if number in self._of_lists else self._copy(op, layer)
+            for number, op, layer in placed
+        ]
         if any(op.waits for op in self.source.ops):
             ops = self._with_waits(ops, placed)
         if "repeated" in meta:
@@ -118,7 +126,7 @@ class _Unfolding:
             storages=tuple(self.storages),
             n_params=self.source.n_params + repeated,
             depth=self.depth,
-            repeats=tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed]),
+            repeats=tuple([-1 if number in self._of_lists else number for number, _, _ in placed]),
         )
 
     def _of_others(self, placed: Iterable[tuple[int, Op, int | None]]) -> dict[int, int]:
@@ -130,7 +138,7 @@ class _Unfolding:
         written = {
             self._tensors[i].storage for _, op, _ in placed if op.phase == "backward" for i in op.outputs
         }  # fmt: skip
-        homes = [storage.layer for storage in self._storages]
+        homes = self._storage_homes
         of_first = {role for storage, role in enumerate(self._roles) if storage in written and homes[storage] == 0}
         return {
             storage: self.depth - 1 if role in of_first else 0
@@ -201,8 +209,6 @@ class _Unfolding:
         return layer if layer < self.middle else self.depth - self.folded + layer
 
     def _copy(self, op: Op, layer: int | None) -> Op:
-        if _is_multi_tensor(op):
-            return self._copy_multi_tensor(op)
         tensors, storages = self._placed(op, layer)
         name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again, lane, _ = op
         if freed:
@@ -226,20 +232,22 @@ class _Unfolding:
 
         return tuple(self._storage(s, at) for s in op.freed for at in layers_of(s))
 
-    def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
+    def _placed(self, op: Op, layer: int | None) -> tuple[_Placed[int, int], _Placed[int, int]]:
         """Maps the tensors and storages of the folded stream to those of the unfolded one, for `op` in `layer`."""
         by = None if op.layer is None or layer is None else layer - op.layer
         known = self._places.get((by, op.layer))
         if known is None:
+            home_of, moved, of_tensors = self._storage_homes, self._moved, self._tensors
+            layers: _Placed[int | None, int | None] = _Placed(lambda home: self._place(home, op.layer, by))
 
-            def placed(storage: int) -> int | None:
-                moved = self._moved.get(storage)
-                return self._place(self._storages[storage].layer, op.layer, by) if moved is None else moved
+            def storage_of(storage: int) -> int:
+                return self._storage(storage, moved[storage] if storage in moved else layers[home_of[storage]])
 
-            known = self._places[by, op.layer] = (
-                _Placed(lambda tensor: self._tensor(tensor, placed(self._tensors[tensor].storage))),
-                _Placed(lambda storage: self._storage(storage, placed(storage))),
+            storages = _Placed(storage_of)
+            tensors: _Placed[int, int] = _Placed(
+                lambda tensor: self._tensor_in(tensor, storages[of_tensors[tensor].storage])
             )
+            known = self._places[by, op.layer] = tensors, storages
         return known
 
     def _copy_multi_tensor(self, op: Op) -> Op:
@@ -314,12 +322,15 @@ class _Unfolding:
                 yield from block
 
     def _tensor(self, index: int, layer: int | None) -> int:
-        source = self._tensors[index]
-        storage = self._storage(source.storage, layer)
+        return self._tensor_in(index, self._storage(self._tensors[index].storage, layer))
+
+    def _tensor_in(self, index: int, storage: int) -> int:
+        """The number of a tensor, which `storage` of the unfolded stream holds."""
         key = (self._operands[index], storage)
         known = self._tensor_ids.get(key)
         if known is None:
             known = self._tensor_ids[key] = len(self.tensors)
+            source = self._tensors[index]
             self.tensors.append(TensorRef(self._grown.get(source.storage, source.operand), storage))
         return known
 
@@ -333,14 +344,14 @@ class _Unfolding:
         return known
 
 
-class _Placed(dict[int, int]):
+class _Placed(dict[Of, To], Generic[Of, To]):
     """Maps numbers of the folded stream to those of the unfolded one, which are made at the first lookup."""
 
-    def __init__(self, make: Callable[[int], int]) -> None:
+    def __init__(self, make: Callable[[Of], To]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, key: int) -> int:
+    def __missing__(self, key: Of) -> To:
         found = self[key] = self._make(key)
         return found
 
