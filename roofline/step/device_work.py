@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -84,18 +85,18 @@ class TimedOp:
     waits: tuple[int, ...] = ()
     collective: Collective | None = None
 
-    @property
+    @cached_property
     def parts(self) -> tuple[tuple[str, float], ...]:
         """(basis, seconds) of the parts of its time: what is taken from the cold curve, and from the hot one because
         operands lie in L2."""
         parts = ((self.basis, self.seconds - self.hot_seconds), (self.hot_basis, self.hot_seconds))
         return tuple((basis, seconds) for basis, seconds in parts if basis)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         return 0 if self.work is None else self.work.flops * self.count
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return 0 if self.work is None else self.work.bytes * self.count
 

@@ -155,7 +155,7 @@ def _live_bytes(stream: Stream) -> Iterator[_Live]:
     for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
         is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
         reused = _summed_in_place(stream, op, following) if is_sum else ()
-        for storage in op.freed + reused:
+        for storage in op.freed + reused if reused else op.freed:
             if storage in live:
                 live.remove(storage)
                 total -= sizes[storage]
@@ -169,7 +169,8 @@ def _live_bytes(stream: Stream) -> Iterator[_Live]:
                 total += sizes[storage]
         scratch = _scratch_bytes(stream, op) if "attention" in op.name else 0
         if counts[number]:
-            yield _Live(total + scratch, live, others, stretches.more_gradients, number in multiplied)
+            fields = total + scratch, live, others, stretches.more_gradients, number in multiplied
+            yield tuple.__new__(_Live, fields)  # as _Live(*fields), which calls a function first
 
 
 def _after_products(stream: Stream) -> frozenset[int]:

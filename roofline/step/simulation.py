@@ -299,7 +299,7 @@ class Simulation:
                             if wait >= 0 and finish[wait] > host:
                                 host = finish[wait]
                             if shown is not None:
-                                shown.append(Span(part.entries[number].number, start, device))
+                                shown.append(tuple.__new__(Span, (part.entries[number].number, start, device, 0.0)))
                                 number += 1
                         lanes[lane] = device
                     if last >= 0:

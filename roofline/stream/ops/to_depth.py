@@ -217,7 +217,8 @@ class _Unfolding:
             freed = self._freed(op) if is_of_all else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
         module = _rename(module, home, layer)
-        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane)
+        fields = name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane, ()
+        return tuple.__new__(Op, fields)  # as Op(*fields), which calls a function first
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are; of
@@ -331,7 +332,8 @@ class _Unfolding:
         if known is None:
             known = self._tensor_ids[key] = len(self.tensors)
             source = self._tensors[index]
-            self.tensors.append(TensorRef(self._grown.get(source.storage, source.operand), storage))
+            operand = self._grown.get(source.storage, source.operand) if self._grown else source.operand
+            self.tensors.append(tuple.__new__(TensorRef, (operand, storage)))
         return known
 
     def _storage(self, index: int, layer: int | None) -> int:
