@@ -13,11 +13,19 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.dollars import layouts
-from flopcast.roofline.dollars.layouts import Workload, check_gpus, layouts_on, ranked, seconds_of, try_all
+from flopcast.roofline.dollars.layouts import (
+    Workload,
+    check_gpus,
+    forecast_runs,
+    layouts_on,
+    ranked,
+    seconds_of,
+    try_all,
+)
 from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.uncertainty import spreads
-from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.models import make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.several_gpus import print_ranking
 
@@ -103,6 +111,18 @@ def test_layouts_share_the_host_and_not_what_steps_err_beyond_it() -> None:
     assert ratio.high / ratio.value > exp(Z_90 * own)  # each step's own error, and that of the calls of fsdp
     assert ratio.high / ratio.value < other.high / other.value  # the host's is the same in both
     assert first.over(first).high < ratio.high / ratio.value
+
+
+def test_more_micro_batches_are_not_tried_where_the_host_alone_would_take_longer() -> None:
+    two_layers = replace(workload(8), model=with_depth(CONFIG, 2))
+    (few,) = try_all(two_layers, ["pp=2"])
+    assert (few.run.batch, few.run.accumulate) == (4, 2)
+    (twice,) = forecast_runs(two_layers, [replace(few.run, batch=2, accumulate=4)])
+    assert few.forecast is not None
+    assert few.forecast.host_seconds < few.seconds <= few.least_of_twice <= twice.seconds
+    slow = replace(few, least_of_twice=0.9 * few.seconds)
+    following = layouts._next(two_layers, layouts._Trial(few.run, 2), slow)
+    assert [(trial.run.batch, trial.run.accumulate) for trial in following] == [(2, 4)]
 
 
 def test_a_layout_has_one_row_the_fastest() -> None:
