@@ -36,6 +36,8 @@ EARLIER = {
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
     "f5eb006da9ef": "41b8e46e5419",  # attention
+    # while causal backwards of head size 128 took other variants; of that time are windows and documents alone
+    "c09710e7ac44": "41b8e46e5419",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
