@@ -78,6 +78,13 @@ def advise(step: PricedStep, *, config: Config | None = None, trace: bool = Fals
     return sorted(advice, key=lambda a: (a.gain is None, a.kind != "forecast", -(a.gain or 0.0)))
 
 
+def _checked(run: Run, stream: Stream) -> None:
+    """Raises UsageError for a run that is not possible. Precision and optimizer of a step function are its own, as its
+    stream has them, and no options."""
+    own = stream.meta.get("unit") == "steps"
+    (replace(run, precision=Run.precision, optimizer=Run.optimizer) if own else run).check()
+
+
 def _forecast(candidate: _Candidate, step: PricedStep) -> Advice:
     def left_out(reason: str) -> Advice:
         return Advice(name=candidate.name, option=candidate.option, kind="left out", reason=reason)
@@ -85,7 +92,7 @@ def _forecast(candidate: _Candidate, step: PricedStep) -> Advice:
     if candidate.make is None:
         return left_out("its op stream has to be traced first: --what-if")
     try:
-        candidate.run.check()
+        _checked(candidate.run, step.stream)
         host = candidate.host or step.host
         other = PricedStep(candidate.make(), candidate.run, step.profile, host).forecast()
     except FlopcastError as fault:

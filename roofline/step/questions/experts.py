@@ -14,12 +14,11 @@ from typing import Any
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions.side_by_side import Side, side
-from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.models import EXPERTS, Config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 UNEVEN = (2.0, 4.0)  # loads of the fullest expert over the mean that are set beside the step's own
-_EXPERTS = ("num_experts", "num_local_experts")  # what families name them
 
 StreamOf = Callable[[Config, Run], Stream | None]  # None: it has to be traced first
 
@@ -27,7 +26,7 @@ StreamOf = Callable[[Config, Run], Stream | None]  # None: it has to be traced f
 def experts_of(step: PricedStep, config: Mapping[str, Any] | None, stream_of: StreamOf) -> tuple[Side, ...]:
     """Returns the step as it is, that of the active parameters alone, and those of uneven loads; none for a model
     without experts, and for a module, whose active experts no config names."""
-    field = next((name for name in _EXPERTS if (config or {}).get(name)), None)
+    field = next((name for name in EXPERTS if (config or {}).get(name)), None)
     active = (config or {}).get("num_experts_per_tok")
     if config is None or field is None or not active or step.run.mode != "eager":
         return ()

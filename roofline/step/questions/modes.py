@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flopcast.errors import FlopcastError
+from flopcast.errors import FlopcastError, UsageError
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
@@ -101,10 +101,16 @@ def modes_of(step: PricedStep, stream_of: StreamOf) -> Modes | None:
 
 
 def _in_mode(step: PricedStep, mode: str, stream_of: StreamOf) -> PricedStep | None:
+    if step.stream.meta.get("unit") == "steps":
+        raise UsageError("a step function runs as it is written: what it gives torch.compile, and in which mode")
     run = replace(step.run, mode=mode)
     run.check()
     stream = stream_of(run)
-    return None if stream is None else replace(step, stream=stream, run=run)
+    if stream is None:
+        return None
+    if (own := stream.meta.get("mode", "eager")) != mode:
+        raise UsageError(f"the factory compiles what it returns by itself, in mode {own}")
+    return replace(step, stream=stream, run=run)
 
 
 def _figures(mode: str, step: PricedStep | None) -> ModeStep:

@@ -16,8 +16,8 @@ from flopcast.errors import FlopcastError
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.library.code import code_key, is_kept, keep_code, kept_code, layers_of, pattern_of
-from flopcast.roofline.stream.library.compiled import SHALLOW, asked_of, depths_of, find_layers
-from flopcast.roofline.stream.library.streams import is_at_hand, is_folded
+from flopcast.roofline.stream.library.compiled import SHALLOW, asked_of, depths_of, find_layers, whole_of
+from flopcast.roofline.stream.library.streams import folded, is_at_hand, is_folded
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
@@ -36,7 +36,7 @@ def compile_ahead(wanted: Iterable[tuple[Config, Traced]], progress: Progress = 
     for config, traced in wanted:
         if traced.mode != "eager" and not is_at_hand(config, traced):
             depth = FOLDED_DEPTH if is_folded(config, traced) else None
-            asked = replace(asked_of(traced), config=config, mode="compile-graphs")
+            asked = _asked(config, traced)
             deep = asked if depth is None else replace(asked, config=with_depth(config, depth))
             by_chip[traced.device][code_key(deep)] = deep
     queues = [list(found.values()) for found in by_chip.values() if len(found) >= FEW]
@@ -51,9 +51,13 @@ def has_code(config: Config, traced: Traced) -> bool:
     """Whether `get_stream` answers without compiling."""
     if traced.mode == "eager" or is_at_hand(config, traced):
         return True
-    asked = replace(asked_of(traced), config=config, mode="compile-graphs")
-    depths = depths_of(asked) if is_folded(config, traced) else [asked]
+    asked = _asked(folded(config, traced), traced)
+    depths = depths_of(asked) if is_folded(config, traced) and not asked.is_whole else [asked]
     return all(is_kept(one) for one in depths)
+
+
+def _asked(config: Config, traced: Traced) -> Asked:
+    return whole_of(config, traced) or replace(asked_of(traced), config=config, mode="compile-graphs")
 
 
 def _compile(models: Sequence[Asked]) -> Iterator[int]:
@@ -79,7 +83,7 @@ def _compile(models: Sequence[Asked]) -> Iterator[int]:
                     keep_code(code, asked)
                     if deep:
                         find_layers(code, deep)
-                    elif depth_of(asked.config or {}) == FOLDED_DEPTH:
+                    elif depth_of(asked.config or {}) == FOLDED_DEPTH and not asked.is_whole:
                         graphs = read_output_code(code.text)
                         pattern = pattern_of(graphs)
                         if pattern not in seen and layers_of(graphs) is None:

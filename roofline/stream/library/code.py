@@ -33,7 +33,7 @@ COMPILER = 3
 
 Codes = MutableMapping[str, OutputCode]  # of modules
 # What is asked of steps alone that are recorded.
-_OF_RECORDED = ("parallel", "rank", "optimizer", "accumulate", "clip", "is_own")
+_OF_RECORDED = ("parallel", "rank", "optimizer", "accumulate", "clip", "is_own", "is_whole")
 _OF_INFERENCE = ("phase", "context")
 
 

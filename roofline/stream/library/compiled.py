@@ -6,6 +6,7 @@ what the deeper one launches more is a layer.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from flopcast.roofline.stream.compiled.to_rank import to_rank
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.code import Codes, Layers, compiled_once, keep_layers, kept_code, layers_of
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
-from flopcast.roofline.stream.model.models import Config, with_depth
+from flopcast.roofline.stream.model.models import EXPERTS, Config, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream, from_json
 from flopcast.roofline.stream.ops.to_buckets import with_buckets
@@ -40,7 +41,44 @@ def compiled_now(config: Config, traced: Traced, eager: Callable[[], Stream], *,
     makes its eager stream, meanwhile. `is_folded`: whether `config` stands for models of any depth; the stream of
     layers that turn out not to be alike has no depth. Raises UsageError for what torch cannot compile, DataError for
     generated code that cannot be read."""
-    return _compiled(replace(asked_of(traced), config=config), eager, is_folded=is_folded)
+    if (whole := whole_of(config, traced)) is not None:
+        return {traced.mode: _whole(whole, traced.mode)}
+    asked = replace(asked_of(traced), config=config)
+    try:
+        return _compiled(asked, eager, is_folded=is_folded)
+    except _ProductsOutside:
+        if traced.phase != "train":
+            raise
+        return {traced.mode: _whole(_with_optimizer(asked, traced), traced.mode)}
+
+
+def whole_of(config: Config, traced: Traced) -> Asked | None:
+    """What the compiler is asked for a step of a config of which it is known that products run outside of its graphs:
+    transformers runs experts one by one where weights are not bf16. None for any other."""
+    if traced.phase != "train" or traced.precision == "bf16" or not any(config.get(name) for name in EXPERTS):
+        return None
+    return _with_optimizer(replace(asked_of(traced), config=config), traced)
+
+
+def _with_optimizer(asked: Asked, traced: Traced) -> Asked:
+    """The whole step, with what lies outside of its graphs."""
+    return replace(asked, is_whole=True, optimizer=traced.optimizer, accumulate=traced.accumulate, clip=traced.clip)
+
+
+def _whole(asked: Asked, mode: str, known: Codes | None = None) -> Stream:
+    with compiled_once(asked, known) as result:
+        code = result()
+    found = _with_graphs(from_json(code.recorded, "the recorded step"), code, mode)
+    return found if _are_alike(found) else replace(found, depth=None)
+
+
+def _are_alike(stream: Stream) -> bool:
+    """Whether it is known which ops are a layer's, and all layers make the same calls."""
+    calls: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for op in stream.ops:
+        if op.layer is not None and op.phase != "optimizer":
+            calls[op.layer].append((op.phase, op.name))
+    return len(calls) == stream.depth and all(calls[layer] == calls[0] for layer in calls)
 
 
 def compiled_module_now(
@@ -48,7 +86,11 @@ def compiled_module_now(
 ) -> Stream:
     """As `compiled_now`, of a module's factory ("package.module:factory"), whole. `known`: what the caller keeps of the
     same source."""
-    return _compiled(replace(asked_of(traced), module=source, sizes=sizes), eager, known=known)[traced.mode]
+    asked = replace(asked_of(traced), module=source, sizes=sizes)
+    try:
+        return _compiled(asked, eager, known=known)[traced.mode]
+    except _ProductsOutside:
+        return _whole(_with_optimizer(asked, traced), traced.mode, known)
 
 
 def compiled_rank_now(config: Config, traced: Traced) -> Stream:
@@ -81,22 +123,11 @@ def compiled_own_now(source: str, traced: Traced, sizes: Mapping[str, int], know
     """The stream of a step that calls torch.compile by itself: of a step function, or of a module that its factory
     compiles. `traced`: as for a compiled step; the mode is the step's own, which the stream's meta says. Raises
     UsageError and DataError as `compiled_now`."""
-    asked = replace(
-        asked_of(traced), module=source, sizes=sizes, is_own=True, optimizer=traced.optimizer,
-        accumulate=traced.accumulate, clip=traced.clip,
-    )  # fmt: skip
+    asked = replace(_with_optimizer(asked_of(traced), traced), module=source, sizes=sizes, is_own=True, is_whole=False)
     with compiled_once(asked, known) as result:
         code = result()
     recorded = from_json(code.recorded, "the recorded step")
-    if any(op.name.startswith(_BY_EXPERT) for op in recorded.ops):
-        raise UsageError(
-            f"{source}: transformers runs a compiled model's experts one by one outside of the graphs, with launches "
-            "for each that gets tokens, which is not modelled; leave torch.compile out, or let the weights be bf16"
-        )
     return _with_graphs(recorded, code, recorded.meta["mode"])
-
-
-_BY_EXPERT = "transformers.grouped_mm_fallback"  # in compiled steps whose weights are not bf16
 
 
 def _with_graphs(recorded: Stream, code: OutputCode, mode: str) -> Stream:
@@ -186,12 +217,16 @@ def stream_of(codes: Sequence[OutputCode], eager: Stream, mode: str, *, is_folde
     return replace(found, depth=depth, meta=meta)
 
 
+class _ProductsOutside(UsageError):
+    """Products run outside of the graphs."""
+
+
 def _check(code: OutputCode) -> None:
     """Raises UsageError for a step whose products do not all run in graphs."""
     names = [name for name in code.outside if op_class(name, "") in (*PRODUCTS, "custom")]
     if names:
         where = next((found.where for found in code.breaks if found.where), "")
-        raise UsageError(
+        raise _ProductsOutside(
             f"{', '.join(names)} run{'s' * (len(names) == 1)} outside of the compiled graphs: what a step does there "
             f"is not modelled; use --mode eager{f', or keep the graph whole ({where})' * bool(where)}"
         )

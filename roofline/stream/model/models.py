@@ -105,6 +105,7 @@ _SIZES = {
 }  # fmt: skip
 
 
+EXPERTS = ("num_experts", "num_local_experts")  # what families name their number
 MOST_SIZE = 10_000_000  # of one dimension; the largest published are vocabularies of 262,144
 MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
 

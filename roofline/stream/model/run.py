@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.stream.model.models import MOST_LAYERS, Config, check_config, depth_of
+from flopcast.roofline.stream.model.models import EXPERTS, MOST_LAYERS, Config, check_config, depth_of
 
 if TYPE_CHECKING:
     from flopcast.microbench.recipe.layout import Layout
@@ -229,7 +229,6 @@ class Run:
             ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
             ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
             ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
-            ("imbalance", 1.0, "experts run outside of compiled graphs"),
         ):
             if (value := getattr(self, name)) != choice:
                 raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")
@@ -437,7 +436,7 @@ def _divided_sizes(config: Config) -> dict[str, int]:
     """Returns the sizes that a layout divides, as `Layout.check` names them; those that the config gives."""
     fields = {
         "heads": ("num_attention_heads", "n_head"), "kv_heads": ("num_key_value_heads",), "ffn": ("intermediate_size",),
-        "experts": ("num_experts", "num_local_experts"),
+        "experts": EXPERTS,
     }  # fmt: skip
     found = {name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in fields.items()}
     return {"layers": depth_of(config), **found}

@@ -140,13 +140,14 @@ def record_step(
     is_host: Callable[[torch.Tensor], bool] | None = None,
     first: Callable[[], Any] | None = None,
     lanes: Lanes | None = None,
+    place: Callable[[Recorder], None] = lambda recorder: None,
 ) -> Stream:
     """Returns the op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
     optimizers are those that its first run used; it may say which phase follows a backward (`after_backward`).
     `is_host` is for `Recorder`: by default a tensor on the CPU is in host memory where the device is another. `lanes`:
-    follows the CUDA streams of a step on several of them.
+    follows the CUDA streams of a step on several of them. `place` may say of which layers the recorded ops are.
     """
     parts = Parts(batch=getattr(step, "batch", None))
     with older_kept():
@@ -194,6 +195,7 @@ def record_step(
     ):
         run()
     _register_cache(recorder, step, "new cache")
+    place(recorder)
     layer_params = sum(map(_stands_for, modules.layers[0].parameters())) if modules.layers is not None else 0
     return Stream(
         ops=_place_optimizer(recorder.ops, recorder),

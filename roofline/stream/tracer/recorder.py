@@ -45,6 +45,8 @@ _SYNCS = {
 # Bookkeeping calls, which launch nothing and cost almost nothing. So does making a tensor without elements: torch 2.11
 # makes two for each layer that it checkpoints, outside the layer.
 _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
+# Operators that are recorded as the calls that a function makes of them.
+COMPOSED: dict[Any, Callable[..., Any]] = {}
 
 
 class Recorder(TorchDispatchMode):
@@ -81,6 +83,8 @@ class Recorder(TorchDispatchMode):
         self._given_back: list[int] = []  # storages whose memory was given back although they exist
         self.is_paused = False  # calls are made, and not recorded
         self._refilled: set[int] = set()  # addresses of storages that got memory during the step
+        # By op: in a forward the number of autograd's next node, in a backward that of the node that runs, -1 for none.
+        self.nodes: list[int] = []
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """Registers a tensor of a known role: one that exists before the step, or a gradient."""
@@ -168,6 +172,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.is_paused:
             return func(*args, **kwargs)
+        if func in COMPOSED:
+            with self:
+                return COMPOSED[func](*args, **kwargs)
         if is_bookkeeping(func):
             result = func(*args, **kwargs)
             return result if wraps((type(result),)) else args[0]  # a fake one is a copy
@@ -249,6 +256,7 @@ class Recorder(TorchDispatchMode):
         if self.lanes is not None:
             storages = input_storages | {self.tensors[o].storage for o in outputs}
             lane, waits = self.lanes.placed(len(self.ops), func, args, kind, storages)
+        self.nodes.append(self._node())
         self.ops.append(
             Op(
                 name=name,
@@ -281,6 +289,7 @@ class Recorder(TorchDispatchMode):
             storages = {self.tensors[i].storage for i in (*taken, *made)}
             lane, waits = self.lanes.placed(len(self.ops), None, (), "launch", storages)
         again = self.recomputations > 0
+        self.nodes.append(self._node())
         self.ops.append(
             Op(name, self.phase, taken, made, (), args, "{}", layer, module, "launch", freed, again, lane, waits)
         )
@@ -289,6 +298,12 @@ class Recorder(TorchDispatchMode):
         """Whether results are on the host and operands on the device: a copy that the host waits for."""
         made = [self.storages[self.tensors[o].storage].kind == "host" for o in new]
         return bool(made) and all(made) and any(self.storages[s].kind != "host" for s in inputs)
+
+    def _node(self) -> int:
+        if self.phase == "backward":
+            node = torch._C._current_autograd_node()
+            return -1 if node is None else node._sequence_nr()
+        return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
     def leave(self) -> None:
         """A backward has ended: what follows is of none of its modules."""

@@ -21,6 +21,7 @@ class Asked:
 
     `parallel`: the layout over several GPUs of which the step is one `rank`'s; with it also what the whole step needs.
     `is_own`: what `module` returns calls torch.compile by itself, and may be a step function; `mode` is then its own.
+    `is_whole`: what runs outside of the graphs is a part of the step, as products that run there have to be.
     """
 
     config: Mapping[str, Any] | None = None
@@ -41,11 +42,12 @@ class Asked:
     accumulate: int = 1
     clip: float = 0.0
     is_own: bool = False
+    is_whole: bool = False
 
     @property
     def is_recorded(self) -> bool:
         """Whether what surrounds the graphs is recorded: it is not known from the eager step."""
-        return bool(self.parallel) or self.is_own
+        return bool(self.parallel) or self.is_own or self.is_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ class OutputCode:
     graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true.
     `waited_after`: of each such wait, how many of `calls` came before it.
     `outside`: operators that run on the GPU outside of the graphs, by name, with their number. `recorded`: one rank's
-    step of several GPUs, or a step that compiles itself, as `op_stream.to_json` has it, with what is outside of its
-    graphs."""
+    step of several GPUs, one that compiles itself, or a whole one, as `op_stream.to_json` has it, with what is outside
+    of its graphs."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]

@@ -208,12 +208,20 @@ def _answer_from_device(kind: Any) -> None:
 
 
 def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers CUDA's autocast, whose own looks at the device, and CUDA's rules for composite operators."""
+    """Registers CUDA's autocast, whose own looks at the device, and CUDA's rules for composite operators. A weight is
+    cast once, until autocast ends, for what runs outside of graphs as within them."""
     global _library
     _library = torch.library.Library("aten", "IMPL")
+    weights, clear = CastWeights(), torch.clear_autocast_cache
+
+    def clear_cache() -> None:
+        weights.clear()
+        clear()
+
+    torch.clear_autocast_cache = _left_alone(clear_cache)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        for name, kernel in kernels_for(CastWeights(), "cuda", is_in_order=True):
+        for name, kernel in kernels_for(weights, "cuda", is_in_order=True):
             _library.impl(name, _left_alone(kernel), "AutocastCUDA")
         for name, rule in rules.items():
             _library.impl(name, _left_alone(rule), "AutogradCUDA")

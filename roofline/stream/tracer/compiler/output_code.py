@@ -82,7 +82,7 @@ class Compiler:
                 torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
                 if asked.parallel:
                     recorded = _of_rank(asked, kept)
-                elif asked.is_own:
+                elif asked.is_recorded:
                     from flopcast.roofline.stream.tracer.compiler.own import record_own
 
                     recorded = op_stream.to_json(record_own(asked, self.gpu, kept))
@@ -103,7 +103,7 @@ class Compiler:
         return OutputCode(
             graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
             breaks=tuple(one for one in _breaks(dynamo.graph_break_reasons) if recorded is None or not _is_of_ddp(one)),
-            waits=tuple(dict.fromkeys(line for line, _ in waits)),
+            waits=tuple(dict.fromkeys(_short(line) for line, _ in waits if line)),
             waited_after=tuple(calls for _, calls in waits) if recorded is None else (), outside=dict(outside),
             torch=torch.__version__, triton=self.triton, recorded=recorded,
         )  # fmt: skip
@@ -212,13 +212,14 @@ def _breaks(found: Iterable[Any]) -> Iterable[Break]:
     known: dict[Break, None] = {}
     for one in found:
         place = one.user_stack[-1] if one.user_stack else None
-        where = (
-            f"{place.filename.rpartition('site-packages/')[2]}:{place.lineno}, in {place.name}: {place.line}"
-            if place
-            else ""
-        )
+        where = _short(f"{place.filename}:{place.lineno}, in {place.name}: {place.line}") if place else ""
         known[Break(reason=one.reason.strip().split("\n")[0], where=where)] = None
     return known
+
+
+def _short(line: str) -> str:
+    """A line without the folder that packages are installed in."""
+    return line.rpartition("site-packages/")[2]
 
 
 def _is_of_ddp(found: Break) -> bool:

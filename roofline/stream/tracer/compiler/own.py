@@ -1,4 +1,5 @@
-"""Compiles and records a step that calls torch.compile by itself: a step function, or a module compiled by its factory.
+"""Compiles and records a whole step: one that calls torch.compile by itself, a step function or a module compiled by
+its factory, or one of a model that is compiled here.
 
 As of a rank's step (`rank`), a first step compiles everything, and of a later one each call is recorded, that of a
 graph as one op; what runs outside of graphs stands between them as it is.
@@ -16,10 +17,17 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.training_step import FunctionStep, TrainingStep, build_module
+from flopcast.microbench.recipe.training_step import (
+    FunctionStep,
+    TrainingStep,
+    build_model,
+    build_module,
+    causal_lm_batch,
+)
 from flopcast.roofline.stream.model.run import why_not
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
+from flopcast.roofline.stream.tracer.compiler.experts import one_by_one
 from flopcast.roofline.stream.tracer.compiler.inductor import Kept
 from flopcast.roofline.stream.tracer.compiler.rank import record_compiled
 from flopcast.roofline.stream.tracer.cuda_semantics import untraced
@@ -32,18 +40,20 @@ _CAPTURES, _TUNES = "triton.cudagraphs", "max_autotune"  # among inductor's opti
 
 
 def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
-    """Builds on the GPU what `asked.module` makes, compiles it as it asks to, and returns its step as it was recorded,
-    with the mode in its meta. Raises UsageError for what is not modelled."""
+    """Builds on the GPU what is asked for, compiles it, unless it does so by itself, and returns its step as it was
+    recorded, with the mode in its meta. Raises UsageError for what is not modelled."""
     notes: dict[str, None] = {}
     TorchInGraphFunctionVariable._get_handlers()  # by function, one each: before others stand in their places
     properties = torch.cuda.get_device_properties  # with what only compilers ask
     with (
         untraced(), machine_with(gpu, lambda note: notes.update({note: None}), lambda _: None),
         replaced(torch.cuda, "get_device_properties", properties),
-        replaced(OptimizerVariable, "call_method", _refuse_optimizer), _noting() as modes,
+        replaced(OptimizerVariable, "call_method", _refuse_optimizer), one_by_one(), _noting() as modes,
     ):  # fmt: skip
         with torch.device("cuda", 0):
             step, meta = _built(asked)
+        if not asked.is_own and isinstance(step, TrainingStep):
+            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
         kept.shares = True
         step.run()
         if not kept.graphs:
@@ -61,11 +71,16 @@ def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
 
 def _built(asked: Asked) -> tuple[TrainingStep | FunctionStep, dict[str, Any]]:
     """The step, and what its stream's meta is to say of it."""
-    made = make(load_factory(asked.module), asked.sizes, asked.module)
     options: dict[str, Any] = {
         "precision": asked.precision, "optimizer": asked.optimizer, "accumulate": asked.accumulate,
         "checkpoint": asked.checkpoint, **({"clip": asked.clip} if asked.clip else {}),
     }  # fmt: skip
+    if asked.config is not None:
+        meta = {"config": dict(asked.config), **options, "device": "cuda", "batch": asked.batch, "seq": asked.seq}
+        model = build_model(asked.config, precision=asked.precision)
+        batch = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
+        return build_module(model, batch, "cuda", foreach=True, **options), meta
+    made = make(load_factory(asked.module), asked.sizes, asked.module)
     meta = {"module": asked.module, **options, "device": "cuda"}
     if not isinstance(made, tuple):
         refuse_unused(asked.module, options)

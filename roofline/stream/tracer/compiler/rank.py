@@ -25,6 +25,8 @@ from flopcast.microbench.recipe.parallel_step import ParallelStep, mesh_of
 from flopcast.roofline.stream.compiled.output_code import is_forward
 from flopcast.roofline.stream.compiled.to_rank import GRAPH
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.tracer.compiler.experts import one_by_one
+from flopcast.roofline.stream.tracer.compiler.homes import place_by_parameters
 from flopcast.roofline.stream.tracer.compiler.inductor import Kept
 from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
@@ -52,8 +54,9 @@ def as_rank(layout: Layout, rank: int) -> Iterator[tuple[DeviceMesh, Lanes]]:
 def record_rank(step: ParallelStep, lanes: Lanes, kept: Kept, meta: Mapping[str, Any]) -> Stream:
     """Compiles a rank's step and returns it as it was recorded; its graphs are those of `kept`."""
     kept.shares = True
-    step.warm_up()
-    return record_compiled(step, kept, meta, first=lambda: None, lanes=lanes)
+    with one_by_one():
+        step.warm_up()
+        return record_compiled(step, kept, meta, first=lambda: None, lanes=lanes)
 
 
 def record_compiled(
@@ -65,7 +68,7 @@ def record_compiled(
     try:
         kept.calls.clear()
         kept.run = functools.partial(_noted, [is_forward(code) for code in kept.graphs])
-        return record_step(step, meta, first=first, is_host=_is_host, lanes=lanes)
+        return record_step(step, meta, first=first, is_host=_is_host, lanes=lanes, place=place_by_parameters)
     finally:
         kept.run, kept.shares = Kept.run, False
 

@@ -116,6 +116,25 @@ def test_compiled_steps_have_no_bound_of_what_compiling_saves(mode: str) -> None
     assert "no host" in [one.name for one in advise(step_in("eager"))]
 
 
+def test_a_step_function_has_the_mode_that_it_is_written_in() -> None:
+    step = step_in("eager", unit="steps")
+    own = replace(step, run=replace(step.run, optimizer="AdamW", precision="bf16"))
+    found = modes_of(own, known)
+    assert found is not None
+    assert [one.step_seconds is None for one in found.steps] == [False, True, True]
+    assert all("torch.compile" in one.reason for one in found.steps[1:])
+    (alone,) = [one for one in advise(own) if one.name == "no host"]
+    assert (alone.kind, alone.step_seconds is None) == ("bound", False)
+
+
+def test_a_factory_that_compiles_has_no_other_mode() -> None:
+    compiled = streams()["compile"]
+    found = modes_of(step_in("compile"), lambda run: compiled)
+    assert found is not None
+    assert [one.step_seconds is None for one in found.steps] == [True, False, True]
+    assert found.steps[0].reason == "the factory compiles what it returns by itself, in mode compile"
+
+
 def test_remedies_follow_the_reason() -> None:
     assert "outside of the model" in remedy_for("call to builtin print")
     assert "TORCH_LOGS" in remedy_for("something dynamo does not know")

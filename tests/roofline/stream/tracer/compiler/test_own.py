@@ -19,6 +19,7 @@ from flopcast.roofline.stream.library import compiled as library
 from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 pytest.importorskip("triton")
@@ -26,6 +27,7 @@ pytest.importorskip("triton")
 NET = """
 import torch
 from torch import nn
+from transformers.integrations.moe import _grouped_mm
 
 class Net(nn.Module):
     def __init__(self):
@@ -55,6 +57,39 @@ def step(mode="default", micro_batches=1, of_optimizer=lambda update: update):
 
     return one
 
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 8)
+        self.layers = nn.ModuleList([Layer(), Layer(), Layer()])
+
+    def forward(self, x):
+        x = self.first(x).float()
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).float().logsumexp(-1).mean()
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = Norm()
+        self.up, self.down = (nn.Parameter(torch.randn(4, *shape)) for shape in ((64, 128), (128, 64)))
+
+    def forward(self, x):
+        normed = self.norm(x)
+        ends = torch.arange(1, 5, device=x.device, dtype=torch.int32) * (len(x) // 4)
+        found = _grouped_mm(normed, self.up, ends)
+        return x + _grouped_mm(found.relu(), self.down, ends)
+
+def experts(): return Experts(), torch.randn(256, 64)
 def whole(): return torch.compile(net()[0]), net()[1]
 def graphs(): return step("reduce-overhead", 2)
 def tuned(): return step("max-autotune")
@@ -77,7 +112,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 def codes(source: str, compiled: Callable[[Asked], Future[OutputCode]]) -> Codes:
     """Of each factory; "net" compiled by us, as --mode does it."""
     own = {name: compiled(Asked(module=f"{source}:{name}", is_own=True)) for name in (*STEPS, *REFUSED)}
-    return {"net": compiled(Asked(module=f"{source}:net")), **own}
+    experts = compiled(Asked(module=f"{source}:experts", is_whole=True))
+    return {"net": compiled(Asked(module=f"{source}:net")), "experts": experts, **own}
 
 
 @pytest.fixture
@@ -86,7 +122,12 @@ def streams(source: str, codes: Codes, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     @contextmanager
     def known(asked: Asked, _codes: Any) -> Iterator[Any]:
-        yield codes[asked.module.rpartition(":")[2]].result
+        name = asked.module.rpartition(":")[2]
+        found = codes[name].result
+        if name != "experts" or asked.is_whole:
+            yield found
+        else:
+            yield lambda: replace(found(), outside={"transformers.grouped_mm_fallback": 6})
 
     monkeypatch.setattr(library, "compiled_once", known)
 
@@ -130,6 +171,51 @@ def test_micro_batches_of_captured_graphs_copy_what_lies_elsewhere(streams: Any)
     assert shapes == [(256, 512), ()] * 2  # the batch, and the gradient of the loss
     assert [op.phase for op in copies] == ["forward", "backward"] * 2
     assert launches(stream)["backward", "aten.add_.Tensor"] == 4  # autograd sums what the graphs return
+
+
+def test_experts_outside_of_the_graphs_are_as_many_products_as_in_an_eager_step(streams: Any) -> None:
+    eager, stream = streams("experts"), streams("experts", "compile")
+    layers = range(3)
+
+    def products(stream: Stream) -> Counter[Any]:
+        calls = (stream.call(op) for op in stream.ops if op.name == "aten._grouped_mm.default")
+        return Counter(tuple(operand.shape for operand in (*call.inputs, *call.outputs)) for call in calls)
+
+    assert products(stream) == products(eager)
+    assert products(stream).total() == 6 * len(layers)
+    assert Counter(op.layer for op in stream.ops if op.kind == "sync") == dict.fromkeys(layers, 4)  # once each loop
+    slices = [op.layer for op in stream.ops if op.name == "aten.slice.Tensor"]
+    assert Counter(slices) == dict.fromkeys(layers, 2 * 4 * (2 + 4))  # of two products, four experts
+    assert launches(stream)["backward", "aten.zeros_like.default"] == 4 * len(layers)
+    assert {op.name for op in stream.ops if op.layer is None} >= {"aten.addmm.default", "aten.mm.default"}
+    called = [label for label, *_ in stream.meta["graphs"]]
+    assert [label.rpartition("_")[2] for label in called] == ["forward"] * 3 + ["backward"] * 3
+
+
+def test_layers_with_experts_repeat(streams: Any) -> None:
+    stream = streams("experts", "compile")
+    assert stream.depth == 3
+    deep = to_depth(stream, 6)
+    layer = Counter((op.phase, op.name) for op in stream.ops if op.layer == 1 and op.kind == "launch")
+    assert launches(deep) == launches(stream) + Counter({call: 3 * count for call, count in layer.items()})
+    assert len(deep.meta["graphs"]) == 12
+    for _, first, last in deep.meta["graphs"]:
+        assert all(op.name.startswith(("inductor.", "aten.sum")) for op in deep.ops[first : last + 1])
+    more = (deep.n_params - stream.n_params) / 3
+    assert more == 64 + 4 * 2 * 64 * 128
+    grown = (peak_bytes(deep) - peak_bytes(stream)) / 3
+    assert grown > 16 * more
+
+
+def test_uneven_experts_take_longer(streams: Any) -> None:
+    stream, profile = streams("experts", "compile"), find_profile("nvidia-h200")
+    even, uneven = (
+        PricedStep(stream, replace(run_of_stream(stream, Run()), imbalance=imbalance), profile)
+        .forecast()
+        .device_seconds
+        for imbalance in (1.0, 3.0)
+    )
+    assert uneven > even
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
