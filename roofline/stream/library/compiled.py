@@ -158,7 +158,7 @@ def asked_of(traced: Traced) -> Asked:
     gpu = {"capability": [int(part) for part in capability.split(".")], "sm_count": int(sm_count)}
     return Asked(
         batch=traced.batch, seq=traced.seq, precision=traced.precision, checkpoint=traced.checkpoint, mode=traced.mode,
-        phase=traced.phase, context=traced.context, gpu=gpu,
+        phase=traced.phase, context=traced.context, base_dtype=traced.base_dtype, gpu=gpu,
     )  # fmt: skip
 
 

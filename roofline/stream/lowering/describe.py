@@ -138,6 +138,8 @@ def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[fl
         case "linalg":
             *batch, rows, columns = (1, 1, *call.inputs[0].shape)
             return "", (_log2(min(rows, columns)), _log2(prod(batch)))
+    if call.op.startswith("bnb."):
+        return "", ()  # blocks of numbers, whatever the shape
     innermost = _log2(max((o.shape[-1] for o in (*call.inputs, *call.outputs) if o.shape), default=1))
     if name == "embedding_dense_backward":
         n_indices = call.inputs[1].numel

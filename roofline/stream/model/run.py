@@ -210,12 +210,11 @@ class Run:
             )
         if self.precision != "bf16":
             raise UsageError(f"{told} with precision {self.precision!r}: its products give bf16; use --precision bf16")
-        for name in ("matmul", "mode"):
-            if (value := getattr(self, name)) != getattr(Run, name):
-                raise UsageError(
-                    f"{told} with {name} {value!r}: of such weights torch's own eager products alone are modelled; "
-                    "leave one of the two out"
-                )
+        if self.matmul != Run.matmul:
+            raise UsageError(
+                f"{told} with matmul {self.matmul!r}: of such weights torch's own products alone are modelled; leave "
+                "one of the two out"
+            )
 
     def _check_compiled(self) -> None:
         if self.optimizer == "adamw8bit":
@@ -228,9 +227,9 @@ class Run:
             ("matmul", "torch", "compiled code calls cuBLAS for its products"),
             ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
             ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
-            ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
+            ("base_dtype", ("auto", *QUANTISED), "compiled steps on weights of another dtype are not modelled yet"),
         ):
-            if (value := getattr(self, name)) != choice:
+            if (value := getattr(self, name)) not in (choice if isinstance(choice, tuple) else (choice,)):
                 raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")
 
     def _check_parallel(self) -> None:

@@ -216,9 +216,9 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --precision fp32",
         ("'int4'", "'fp32'", "--precision bf16"),
     ),
-    "compiled weights of four bits": (
-        f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --mode compile",
-        ("'int4'", "'compile'", "eager"),
+    "weights of four bits by Triton": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --base-dtype int4 --matmul triton",
+        ("'int4'", "'triton'", "torch's own products"),
     ),
     "weights of four bits of a width": (
         f"predict --gpu {H200} --width 576 --phase decode --context 9 --base-dtype int4",

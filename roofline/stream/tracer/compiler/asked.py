@@ -34,6 +34,7 @@ class Asked:
     mode: str = "compile"
     phase: str = "train"
     context: int = 0
+    base_dtype: str = "auto"
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cudnn: int = 91900
     parallel: str = ""

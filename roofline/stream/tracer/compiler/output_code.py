@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.inference import InferenceStep
+from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 from flopcast.roofline.stream.ops import op_stream
@@ -146,14 +146,20 @@ def _built(asked: Asked) -> TrainingStep | InferenceStep:
 
     with untraced(), torch.device("cuda", 0):
         if asked.config is not None:
-            model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
             ids = torch.zeros((asked.batch, asked.seq), dtype=torch.int64)
             if asked.phase != "train":
                 call = InferenceStep(
-                    model.eval(), ids, asked.precision, "cuda", asked.phase, asked.context, cache_kind="static"
+                    build_for_inference(asked.config, "sdpa", asked.precision, asked.base_dtype),
+                    ids,
+                    asked.precision,
+                    "cuda",
+                    asked.phase,
+                    asked.context,
+                    cache_kind="static",
                 )
                 call.refill()  # the cache is there before the model is compiled
                 return call
+            model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
             batch: Any = causal_lm_batch(ids)
             return TrainingStep(model, (), batch, asked.precision, "cuda")
         model, batch, loss_fn = _made(asked)

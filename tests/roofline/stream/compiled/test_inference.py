@@ -21,7 +21,7 @@ from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.compiled import stream_of
 from flopcast.roofline.stream.library.streams import is_folded
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import QUANTISED, Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
@@ -40,9 +40,9 @@ def config(depth: int = DEPTH) -> dict[str, Any]:
     return {**make_config(width=256, depth=depth, vocab=512), **WIDTH}
 
 
-def code(phase: str, depth: int) -> OutputCode:
+def code(phase: str, depth: int, weights: str = "") -> OutputCode:
     """As `tracer/compiler` answers for an H200."""
-    text = gzip.decompress((HERE / f"{phase}-l{depth}.code.gz").read_bytes()).decode()
+    text = gzip.decompress((HERE / f"{phase}{weights}-l{depth}.code.gz").read_bytes()).decode()
     outside = {"aten._foreach_zero_": 1} if phase == "prefill" else {}
     return OutputCode(
         graphs=(text.removeprefix("# ---- graph 0\n"),), calls=(0,), captured=1, breaks=(), waits=(), outside=outside,
@@ -119,6 +119,28 @@ def test_graphs_read_the_token_from_a_copy_and_cost_the_host_a_replay() -> None:
     assert captured.forecast().turning_batch == plain.forecast().turning_batch
     assert "decode|bf16|d64-masked" in " ".join(captured.warnings)
     assert not captured.stream.meta["notes"]
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_products_of_weights_of_few_bits_stay_and_what_is_around_them_is_fused(weights: str) -> None:
+    how: dict[str, Any] = {"batch": BATCH, "precision": "bf16", "phase": "decode", "context": CONTEXT}
+    loose = trace(config(), seq=1, cache="static", base_dtype=weights, **how)
+    codes = [code("decode", depth, f"-{weights}") for depth in (2, 3)]
+    found = stream_of(codes, loose, "compile-graphs", is_folded=True)
+    assert products(found) == products(loose)
+    assert found.parameter_bytes == loose.parameter_bytes < eager("decode").parameter_bytes
+    assert peak_bytes(found) <= peak_bytes(loose)
+    run = Run(mode="compile-graphs", base_dtype=weights, **how)
+    run.check()
+    profile = find_profile("nvidia-h200")
+    fused, apart = (PricedStep(s, run, profile) for s in (found, loose))
+    assert len(fused.ops) < len(apart.ops)
+    assert fused.forecast().device_seconds < apart.forecast().device_seconds
+    assert f"no call with weights in {weights} was timed yet" in " ".join(fused.warnings)
+    if weights == "fp8":  # of every other layer the norm is fused into the cast behind it
+        assert found.depth is None
+        return
+    assert products(to_depth(found, 9)) == products(trace(config(9), seq=1, cache="static", base_dtype=weights, **how))
 
 
 def test_notes_name_what_else_runs_outside() -> None:
