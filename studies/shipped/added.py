@@ -2,7 +2,8 @@
 
     python -m studies.shipped.added
 
-The rows are those of `bench --suite inference`, `fine-tune` and `images` in reports/nvidia-h200/*/kernels. A kind is
+The rows are those of `bench --suite inference`, `fine-tune` and `images` and of `studies.bitsandbytes_kernels`, in
+reports/nvidia-h200/*/kernels. A kind is
 added where the profile has none of it, or none that is nearly as large, so that no forecast of what was measured before
 moves: a cache of keys and values is a hundred times what a rotary embedding puts together by the same kernel.
 """
@@ -31,7 +32,7 @@ REPORT = ROOT / "reports" / SOURCE
 # out), and hot lists of tensors, of which the profile has none, so that all others would be estimated by them.
 LEFT_OUT = (("other", "cold"), ("other", "hot"), ("optimizer", "hot"))
 LARGER = 8.0  # how many times the most bytes of a kind's points, for the later rows to take its place
-SUITES = ("inference", "fine-tune", "images")
+SUITES = ("inference", "fine-tune", "images", "bitsandbytes")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
 
 
@@ -80,7 +81,7 @@ def with_added(profile: Profile, cases: Sequence[Case]) -> Profile:
         largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
     fitted, _ = fit_surfaces(
-        [case for case in cases if case.surface.kind not in known and (case.work.op_class, case.cache) not in LEFT_OUT],
+        [case for case in cases if case.surface.kind not in known and not _is_left_out(case)],
         Limits(profile.device, peaks, profile.ceilings),
     )
     counts: dict[KernelKind, list[int]] = defaultdict(list)
@@ -97,6 +98,10 @@ def with_added(profile: Profile, cases: Sequence[Case]) -> Profile:
         launch_counts={**profile.launch_counts, **launched},
         provenance={**profile.provenance, "added": sorted(map(str, fitted))},
     )
+
+
+def _is_left_out(case: Case) -> bool:
+    return (case.work.op_class, case.cache) in LEFT_OUT and "dequantize" not in str(case.surface.kind)
 
 
 def held_out(profile: Profile, cases: Sequence[Case]) -> Mapping[str, tuple[int, float, float]]:

@@ -204,14 +204,14 @@ def test_states_of_eight_bits_by_hand(tiny: dict[str, Any]) -> None:
     ]
 
 
-def test_its_kernels_are_priced_between_one_and_three_times_their_bytes(tiny: dict[str, Any], profile: Profile) -> None:
+def test_its_update_is_priced_between_five_and_fourteen_times_its_bytes(tiny: dict[str, Any], profile: Profile) -> None:
     run = Run(batch=BATCH, seq=SEQ, optimizer="adamw8bit")
     step = PricedStep(traced(with_depth(tiny, 3) | {"vocab_size": 2**20}, optimizer="adamw8bit"), run, profile)
     update = max(step.by_class["optimizer"], key=lambda op: op.seconds)
     numel = 2**20 * 64
     assert update.bytes == 2 * 4 * numel + 4 * numel + 4 * numel + 4 * 4 * numel // 256 + 2 * 256 * 4
-    assert update.bytes / 4e12 < update.seconds < 3.1 * update.bytes / 4e12
-    assert "kernels of bitsandbytes was timed yet" in " ".join(step.warnings)
+    assert 5 * update.bytes / 4.8e12 < update.seconds < 14 * update.bytes / 3.5e12
+    assert "steps with kernels of bitsandbytes" in " ".join(step.warnings)
 
 
 def test_steps_of_bitsandbytes_run_where_it_is_installed(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
