@@ -202,7 +202,8 @@ def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Call
 def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tensor]:
     """What the call returns or writes, in float64. Take it before the call, which may write in place."""
     # A fused optimizer takes its step counts, scalars, as fp32 whatever the parameters are: CUDA's kernel reads the
-    # first four bytes at their address, which of a float64 are zeros, and divides by 1 - beta^0.
+    # first four bytes at their address, which of a float64 are zeros, and divides by 1 - beta^0. A gradient scaler's
+    # calls refuse scalars of another dtype.
     if _packet(shape) == "native_dropout":  # what is dropped is drawn anew each time: `check` asks the call's own mask
         return [_upcast(operands[0])]
     if _packet(shape) == "_grouped_mm":  # refuses float64
@@ -212,8 +213,8 @@ def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tenso
         one = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
         function = torch.ops.aten._weight_int4pack_mm.default
         return [_upcast(rows) @ _upcast(function(one, packed, json.loads(shape.args)[2], scales))]
-    counts = _packet(shape).startswith("_fused_adam")
-    copies = [tensor.clone() if counts and tensor.ndim == 0 else _upcast(tensor) for tensor in operands]
+    fp32_scalars = _packet(shape).startswith(("_fused_adam", "_amp_"))
+    copies = [tensor.clone() if fp32_scalars and tensor.ndim == 0 else _upcast(tensor) for tensor in operands]
     return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
 
 

@@ -56,12 +56,10 @@ UNMEASURED = (
     "compiled steps on several GPUs were not measured yet: the interval takes the errors of compiled steps and of "
     "steps on several GPUs to add"
 )
-UNTIMED = (
-    "no {} was timed yet: its time is a projection, by the bytes and FLOPs of its kernels and by kernels like them"
-)
+UNTIMED = "no {} was timed yet as a whole: its time adds up what its kernels are forecast to take"
 BITSANDBYTES = (
     "of ten steps with kernels of bitsandbytes on an H200 the host took 1.2 to 1.6 times as long as forecast, and more "
-    "with its AdamW: where the host bounds, as it did in most, the step comes out low, by up to 36%"
+    "with its AdamW: where the host bounds, as in about half of them, the step comes out low, by up to 36%"
 )
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 

@@ -2,22 +2,25 @@
 
     python -m studies.shipped.added
 
-The rows are those of `bench --suite inference`, `fine-tune` and `images` and of `studies.bitsandbytes_kernels`, in
-reports/nvidia-h200/*/kernels. A kind is
-added where the profile has none of it, or none that is nearly as large, so that no forecast of what was measured before
-moves: a cache of keys and values is a hundred times what a rotary embedding puts together by the same kernel.
+The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8` and of
+`studies.bitsandbytes_kernels`, in reports/nvidia-h200/*/kernels and kernels-2. A kind is added where the profile has
+none of it, or none that is nearly as large: a cache of keys and values is a hundred times what a rotary embedding puts
+together by the same kernel. A kind of which there are more later rows than the profile has points is fitted anew:
+products in fp32 and tf32 had 15 points a layout. Each is fitted to the cards' rows of the kind too, where there are
+any. All other kinds stay.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from flopcast.microbench.records import records
+from flopcast.microbench.records import kernel_sources, records
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.fit.cases import Case, Limits, case_of
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
@@ -32,7 +35,8 @@ REPORT = ROOT / "reports" / SOURCE
 # out), and hot lists of tensors, of which the profile has none, so that all others would be estimated by them.
 LEFT_OUT = (("other", "cold"), ("other", "hot"), ("optimizer", "hot"))
 LARGER = 8.0  # how many times the most bytes of a kind's points, for the later rows to take its place
-SUITES = ("inference", "fine-tune", "images", "bitsandbytes")
+SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
+RUNS = ("kernels", "kernels-2")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
 
 
@@ -40,8 +44,10 @@ def main() -> None:
     """Writes the profile with what was added, and says how far the rows that were held out are off."""
     parser_of(__spec__, __doc__).parse_args()
     profile = without_added(Profile.load(PROFILE))
-    cases = [case for suite in SUITES for case in cases_of(REPORT / suite / "kernels", profile)]
-    found = with_added(profile, [case for case in cases if not case.is_held_out])
+    cases = [case for suite in SUITES for run in RUNS for case in cases_of(REPORT / suite / run, profile)]
+    fitted = [case for case in cases if not case.is_held_out]
+    earlier = of_rows(read_folder(REPORT / "measurements").rows, profile)
+    found = with_added(profile, fitted, [case for case in earlier if not case.is_held_out])
     found.save(PROFILE)
     added = {SurfaceKey.parse(name) for name in found.provenance["added"]}
     print(f"{len(added)} surfaces added or replaced, of {len(found.surfaces)}; held out:")
@@ -51,13 +57,19 @@ def main() -> None:
 
 
 def cases_of(folder: Path, profile: Profile) -> list[Case]:
-    """The cases of a folder of measurements, or none where there is none."""
+    """The cases of a folder of measurements, of today's kernels alone, or none where there is no such folder."""
     if not records.file_in(folder).is_file():
         return []
+    present, _ = kernel_sources.present(records.read(folder).latest())
+    return of_rows(cast(Sequence[FitRow], present), profile)
+
+
+def of_rows(rows: Iterable[FitRow], profile: Profile) -> list[Case]:
+    """The cases of measured kernels that are sound."""
     warnings: list[str] = []
-    rows = [cast(FitRow, row) for row in records.read(folder).rows if row["status"] == "ok" and row.get("shape")]
     gap = profile.ceiling("graph_gap", 0.0)
-    return [case for row in rows if (case := case_of(row, gap, warnings)) is not None]
+    sound = (row for row in rows if row["status"] == "ok" and row.get("shape"))
+    return [case for row in sound if (case := case_of(row, gap, warnings)) is not None]
 
 
 def without_added(profile: Profile) -> Profile:
@@ -73,19 +85,25 @@ def without_added(profile: Profile) -> Profile:
     )
 
 
-def with_added(profile: Profile, cases: Sequence[Case]) -> Profile:
-    """The profile with surfaces of the kinds that only the cases have, or have at sizes far beyond."""
+def outnumbered(profile: Profile, cases: Sequence[Case]) -> set[KernelKind]:
+    """The kinds of which the profile has a surface with fewer points than there are cases."""
+    later = Counter(case.surface for case in cases)
+    return {key.kind for key, surface in profile.surfaces.items() if len(surface.bytes) < later[key]}
+
+
+def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] = ()) -> Profile:
+    """The profile with surfaces of the kinds that only the cases have, or have at sizes far beyond, or more of; they
+    are fitted to cases of `earlier` too."""
     peaks = {dtype: number.value for dtype, number in profile.peaks.items()}
     largest: dict[KernelKind, float] = defaultdict(float)
     for case in cases:
         largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
-    fitted, _ = fit_surfaces(
-        [case for case in cases if case.surface.kind not in known and not _is_left_out(case)],
-        Limits(profile.device, peaks, profile.ceilings),
-    )
+    anew = largest.keys() - (known - outnumbered(profile, cases))
+    taken = [case for case in (*cases, *earlier) if case.surface.kind in anew and not _is_left_out(case)]
+    fitted, _ = fit_surfaces(taken, Limits(profile.device, peaks, profile.ceilings), profile.surfaces)
     counts: dict[KernelKind, list[int]] = defaultdict(list)
-    for case in cases:
+    for case in taken:
         if case.surface in fitted and case.kernels:
             counts[case.surface.kind].append(len(case.kernels))
     launched = {kind: sum(each) / len(each) for kind, each in counts.items()}

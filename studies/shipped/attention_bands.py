@@ -1,12 +1,11 @@
 """Fits the paces of the plain Triton attention to causal calls on H200s, and judges them by another card's.
 
-    python -m studies.shipped.attention_bands reports/nvidia-h200/measurements [--out bands.md] [--write]
+    python -m studies.shipped.attention_bands reports/nvidia-h200 [--out bands.md] [--write]
 
 Before Hopper had kernels of its own, its attention ran on the plain ones with the tiles that windows run on today:
-`FIT` and `JUDGE` are the folders of rows from then (bf16, head_dim 128). Judged by shapes that no fitted row has.
-Rows of windows and documents, which `flopcast bench --suite attention` measures, are told apart, those of the fit and
-of the holdout: they say what the law of causal calls lacks. `--write` replaces the shipped parameters; the deviation is
-that of the judged calls.
+`FIT` and `JUDGE` are the folders of rows from then (bf16, head_dim 128). Judged by shapes that no fitted row has, and
+by rows of windows and documents (`flopcast bench --suite bands`), to which nothing is fitted. `--write` replaces the
+shipped parameters; the deviation is that of windows and documents.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from studies.fitting import fit_parser, hand_over
 from studies.markdown import table
 
 GPU = "nvidia-h200"
-FIT = ("gpu0", "gpu1", "gpu2/run0")
-JUDGE = ("gpu2/run1",)
+FIT = ("measurements/gpu0", "measurements/gpu1", "measurements/gpu2/run0")
+JUDGE = ("measurements/gpu2/run1",)
 NAMES = {"forward": "forward_kernel", "dkdv": "dkdv_kernel", "dq": "dq_kernel"}
 READING = "delta_kernel"
 
@@ -53,7 +52,6 @@ class Row:
     shape: Attention
     seconds: float
     kernels: dict[str, float]
-    role: str = "fit"
 
 
 def main() -> None:
@@ -63,21 +61,17 @@ def main() -> None:
     fit, judge = (rows_of(options.folder, cards) for cards in (FIT, JUDGE))
     fit, judge = ([row for row in rows if not is_banded(row.shape)] for rows in (fit, judge))
     banded = [row for row in rows_of(options.folder, cards_in(options.folder)) if is_banded(row.shape)]
-    parts = {"Windows and documents": [row for row in banded if row.role == "fit"],
-             "Windows and documents, held out": [row for row in banded if row.role == "holdout"]}  # fmt: skip
     known_shapes = {row.shape for row in fit}
     judge = [row for row in judge if row.shape not in known_shapes]
     known = fitted_paces(fit, part)
-    errors = [math.log(seconds(row.shape, part, known) / row.seconds) for row in judge]
+    errors = [math.log(seconds(row.shape, part, known) / row.seconds) for row in banded]
     sigma = float(np.sqrt(np.mean(np.square(errors))))
-    source = f"{len(fit)} causal calls of {len(known_shapes)} shapes; deviation by {len(judge)} of other shapes"
-    known = Fitted(gpu=GPU, paces=known.paces, reading=known.reading, sigma=sigma, source=source)
-    hand_over(
-        report({"Fitted": fit, "Judged": judge} | {k: v for k, v in parts.items() if v}, part, known),
-        known,
-        FILE,
-        options,
+    source = (
+        f"{len(fit)} causal calls of {len(known_shapes)} shapes; deviation of {len(banded)} with windows or documents"
     )
+    known = Fitted(gpu=GPU, paces=known.paces, reading=known.reading, sigma=sigma, source=source)
+    parts = {"Fitted": fit, "Judged": judge, "Windows and documents": banded}
+    hand_over(report(parts, part, known), known, FILE, options)
 
 
 def cards_in(folder: Path) -> list[str]:
@@ -93,7 +87,7 @@ def rows_of(folder: Path, cards: Sequence[str]) -> list[Row]:
                 if kind == ("attention", "triton", "ok"):
                     shape = shape_from_json(row["shape"])
                     assert isinstance(shape, Attention)
-                    found.append(Row(shape, row["seconds"], dict(row["kernels"] or ()), row["role"]))
+                    found.append(Row(shape, row["seconds"], dict(row["kernels"] or ())))
     return found
 
 

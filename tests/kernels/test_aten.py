@@ -167,6 +167,20 @@ def test_attention_of_one_token_is_torch_s_own() -> None:
     torch.testing.assert_close(expected[0], scores.softmax(-1) @ value.repeat_interleave(2, 1))
 
 
+def test_a_gradient_scalers_calls_keep_their_scalars_in_fp32() -> None:
+    """CUDA's kernels refuse them in another dtype, the reference's too."""
+    scalar = Operand((), (), "fp32")
+    call = Call(
+        "aten._amp_update_scale_.default", (scalar, Operand((), (), "int32"), scalar), (),
+        args='[{"t":0},{"t":1},{"t":2},2.0,0.5,2000]', written=(0, 1),
+    )  # fmt: skip
+    made = aten.operands(call, "cpu")
+    expected = aten.reference(made, call)
+    assert expected[0].dtype == torch.float32
+    error, tolerance = aten.check(aten.prepare(call, "torch", made)(), expected, made, call)
+    assert error <= tolerance
+
+
 def test_fused_adamw_is_adamw() -> None:
     """Against torch.optim's own loop over tensors, from the same moments and step counts."""
     call = fused_adamw([1000, 37])

@@ -26,8 +26,11 @@ WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 UNALIGNED_WHITE = 0.08
 
 
-def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, Surface], int]:
-    """Fits all surfaces; returns them by key, and the number of rows that were given no weight."""
+def fit_surfaces(
+    cases: Sequence[Case], gpu: Limits, known: Mapping[SurfaceKey, Surface] | None = None
+) -> tuple[dict[SurfaceKey, Surface], int]:
+    """Fits all surfaces; returns them by key, and the number of rows that were given no weight. Those `known` of others
+    are priors of their relatives, as those fitted here are."""
     by_surface: dict[SurfaceKey, list[Case]] = defaultdict(list)
     for case in cases:
         by_surface[case.surface].append(case)
@@ -40,14 +43,14 @@ def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, S
     tiles = learn_tiles(named, sm_count, gpu.peaks)
     fitted: dict[SurfaceKey, Surface] = {}
     doubtful = 0
-    donors: dict[tuple[str, str, bool], Surface] = {}
+    donors = _donors(known or {})
     # the surface with most points first, because its parameters are the others' prior; cold before hot, because hot
     # products share the residuals of cold ones
     order = sorted(groups, key=lambda key: (key.cache != "cold", -len(groups[key].points), str(key)))
     for key in order:
         group = groups[key]
         kind, points = group.kind, group.points
-        kin = key.backend, key.op_class, _is_backward_or_unaligned(key.variant)
+        kin = _kin(key, kind)
         prior = priors.get(key) or _dense_prior(key, group, gpu, tiles if key.backend == "torch" else {})
         base = _base(key, kind, fitted)
         if base is not None and kind == "gemm":  # the surface of the same dtype, not the one of most points
@@ -66,6 +69,23 @@ def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, S
     for key, scale in _pooled_scales(fitted, groups, priors).items():
         fitted[key] = replace(fitted[key], residual=replace(fitted[key].residual, sigma_scale=scale))
     return {key: fitted[key] for key in sorted(fitted, key=str)}, doubtful
+
+
+Kin = tuple[str, str, str, bool]
+
+
+def _kin(key: SurfaceKey, kind: str) -> Kin:
+    """What surfaces share that learn from each other: backend, operation, law, and the direction or alignment."""
+    return key.backend, key.op_class, kind, _is_backward_or_unaligned(key.variant)
+
+
+def _donors(known: Mapping[SurfaceKey, Surface]) -> dict[Kin, Surface]:
+    """Of the surfaces of products and attention, cold ones, that with most points of each kin."""
+    found: dict[Kin, Surface] = {}
+    for key in sorted(known, key=lambda key: (-len(known[key].bytes), str(key))):
+        if key.cache == "cold" and known[key].kind != "memory":
+            found.setdefault(_kin(key, known[key].kind), known[key])
+    return found
 
 
 def _group(key: SurfaceKey, members: Sequence[Case], gpu: Limits) -> Group:
