@@ -174,8 +174,9 @@ class Fallback:
         return shift
 
 
-def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, int, bool]:
-    """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache."""
+def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, int, bool, bool]:
+    """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache. Experts' grouped
+    products, of three points a layout, are like each other alone."""
     # a sum over dimensions between others strides as one over the first does: no row of its own for each result
     own, its = ({token.replace("mix", "col") for token in n.variant.tokens} for n in (wanted, name))
     shared = len(own & its)
@@ -185,5 +186,6 @@ def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, i
         wanted.op_class == "fill" and results[0] == results[1],  # a fill reads nothing
         name.backend == wanted.backend,
         shared,
+        "grouped" not in its - own,
         name.cache == wanted.cache,
     )
