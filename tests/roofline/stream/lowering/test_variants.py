@@ -42,7 +42,8 @@ def test_every_surface_that_ships_has_a_name_of_its_own() -> None:
     profile = find_profile("nvidia-h200")
     assert len({str(key) for key in profile.surfaces}) == len(profile.surfaces)
     assert all(surface.variant == key.variant for key, surface in profile.surfaces.items())
-    assert {key.variant.dtypes for key in profile.surfaces if key.op_class == "gemm"} == {"bf16", "tf32", "fp32"}
+    products = {key.variant.dtypes for key in profile.surfaces if key.op_class == "gemm"}
+    assert products == {"bf16", "tf32", "fp32", "fp16", "fp8", "bf16+int32+bf16>bf16"}
 
 
 @pytest.mark.parametrize("text", ["a/b/c/d/e", "nt/bf16/odd", "fwd/causal/bf16/dx", "add|fp32>fp32|a>a|b", ""])
