@@ -137,8 +137,8 @@ def test_generated_kernels_are_priced_with_the_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_torch_launches_around_the_generated_kernels_is_priced(name: str) -> None:
-    """Sums of a mixed-order reduction's parts, zeros for gradients that nothing uses. The MLP's one fill of 0.67 us takes
-    0.77 by itself, with a cold cache."""
+    """Sums of a mixed-order reduction's parts, zeros for gradients that nothing uses. The MLP's one fill of 0.67 us
+    takes 0.77 by itself, with a cold cache."""
     one = found(name)
     for group in ("reduction", "elementwise"):
         if one.measured.get(group):
