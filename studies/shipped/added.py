@@ -35,6 +35,7 @@ REPORT = ROOT / "reports" / SOURCE
 # out), and hot lists of tensors, of which the profile has none, so that all others would be estimated by them.
 LEFT_OUT = (("other", "cold"), ("other", "hot"), ("optimizer", "hot"))
 LARGER = 8.0  # how many times the most bytes of a kind's points, for the later rows to take its place
+LEAST = 2  # points of a surface: one tells no size from another
 SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
 RUNS = ("kernels", "kernels-2")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
@@ -101,6 +102,8 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
     anew = largest.keys() - (known - outnumbered(profile, cases))
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew and not _is_left_out(case)]
+    points = Counter(case.surface for case in taken)
+    taken = [case for case in taken if points[case.surface] >= LEAST]
     fitted, _ = fit_surfaces(taken, Limits(profile.device, peaks, profile.ceilings), profile.surfaces)
     counts: dict[KernelKind, list[int]] = defaultdict(list)
     for case in taken:

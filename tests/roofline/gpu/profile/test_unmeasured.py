@@ -108,9 +108,15 @@ def test_a_sum_over_a_dimension_between_is_like_one_over_the_first() -> None:
     assert moved / profile.ceilings["hbm_copy"].value / 2 < found.seconds < 250e-6
 
 
-def test_a_fill_goes_by_fills_of_its_result_whatever_made_it() -> None:
-    """Of bf16 they write 3.4 TB/s on an H200, of fp32 4.5 (torch's fill of bf16 logits in real steps: 3.4)."""
-    size = 1 << 30
-    result = Operand((size,), (1,), "bf16")
+# Tokens, vocabulary and seconds of torch's fill of bf16 logits in recorded compiled steps of Qwen3-0.6B and
+# Llama-3.2-1B (reports/nvidia-h200/compiled-steps).
+FILLS = [(1024, 151_936, 92.545e-6), (4096, 151_936, 367.231e-6), (8192, 128_256, 620.032e-6)]
+
+
+@pytest.mark.parametrize(("tokens", "vocab", "seconds"), FILLS)
+def test_a_fill_goes_by_fills_of_its_result_whatever_made_it(tokens: int, vocab: int, seconds: float) -> None:
+    """Of bf16 they write 3.4 TB/s on an H200, of fp32 4.5. The largest fill of bf16 that was measured alone is of
+    67 MB: by it these take 2.1 to 2.3% too long."""
+    result = Operand((tokens, vocab), (vocab, 1), "bf16")
     found = find_profile("H200").estimate([(describe(Call("aten.full.default", (), (result,))), "torch", "cold")])[0]
-    assert result.bytes / found.seconds == pytest.approx(3.4e12, rel=0.02)
+    assert found.seconds == pytest.approx(seconds, rel=0.025)

@@ -137,12 +137,11 @@ def test_generated_kernels_are_priced_with_the_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_torch_launches_around_the_generated_kernels_is_priced(name: str) -> None:
-    """Sums of a mixed-order reduction's parts, zeros for gradients that nothing uses. The MLP's one fill of 0.67 us
-    takes 0.77 by itself, with a cold cache."""
+    """Sums of a mixed-order reduction's parts, zeros for gradients that nothing uses."""
     one = found(name)
     for group in ("reduction", "elementwise"):
         if one.measured.get(group):
-            assert one.forecast[group] == pytest.approx(one.measured[group], rel=0.1, abs=0.15e-6)
+            assert one.forecast[group] == pytest.approx(one.measured[group], rel=0.1)
 
 
 def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
