@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.lowering.grouped import is_grouped
+from flopcast.roofline.stream.lowering.grouped import ONE_CALL, is_grouped
 from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant
 from flopcast.roofline.stream.model.run import Run
@@ -191,6 +192,9 @@ def device_work(
     fixed_first = ("backward", "optimizer") if waits else ("optimizer",)
     known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops recur in every layer
     for i, (op, work) in enumerate(zip(stream.ops, times.works, strict=True)):
+        if op.name == ONE_CALL:
+            timed.append(TimedOp(op.phase, op.kind, host.bare_call(*json.loads(op.args))))
+            continue
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
         copy = times.copied.get(i)
         is_hooked = checkpoints and op.phase == "forward" and op.layer is not None

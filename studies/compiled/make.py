@@ -4,7 +4,8 @@
     python -m studies.compiled.make OUT --only mlp       one of them
     python -m studies.compiled.gate reports/nvidia-h200/compiled-steps OUT
 
-OUT gets CASE.code.gz, the text that the last command compares with what an H200 generated. With the torch of the
+OUT gets CASE.code.gz, the text that the last command compares with what an H200 generated, and of a step whose experts
+run between its graphs outside/CASE.json.gz, its op stream with the calls of graphs as they are. With the torch of the
 records, 2.11, every launch is the same by name; another torch's code is what it generates for the same GPU, and the
 comparison says what the version is worth. Prints for each case the graphs, how often a step calls them, and the breaks.
 """
@@ -16,12 +17,13 @@ import time
 from pathlib import Path
 
 from flopcast.errors import FlopcastError
-from flopcast.roofline.stream.model.models import load_config, with_depth
+from flopcast.roofline.stream.model.models import EXPERTS, load_config, with_depth
+from flopcast.roofline.stream.ops.op_stream import from_json, save
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
 from studies.command import parser_of
 from studies.compiled.record import CASES, Case
-from studies.compiled.recorded import CODE
+from studies.compiled.recorded import CODE, OUTSIDE, RECORD
 
 
 def main() -> None:
@@ -42,6 +44,8 @@ def main() -> None:
             print(f"{case.name}: {error}", flush=True)
             continue
         (options.out / f"{case.name}{CODE}").write_bytes(gzip.compress(code.text.encode(), 9, mtime=0))
+        if code.recorded is not None:
+            save(from_json(code.recorded, case.name), options.out / OUTSIDE / f"{case.name}{RECORD}")
         print(
             f"{case.name}: {time.monotonic() - started:.0f} s, torch {code.torch}, {len(code.graphs)} graphs called "
             f"{len(code.calls)} times, {len(code.breaks)} breaks, {len(code.waits)} lines wait",
@@ -55,7 +59,8 @@ def asked(case: Case, mode: str = "compile") -> Asked:
         return Asked(module=case.module, sizes={"batch": case.batch}, mode=mode)
     config = load_config(case.config)
     config = config if case.layers is None else with_depth(config, case.layers)
-    return Asked(config=config, batch=case.batch, seq=case.seq, mode=mode)
+    is_whole = any(config.get(name) for name in EXPERTS)  # their weights are fp32
+    return Asked(config=config, batch=case.batch, seq=case.seq, mode=mode, is_whole=is_whole, optimizer=case.optimizer)
 
 
 if __name__ == "__main__":

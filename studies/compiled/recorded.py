@@ -10,16 +10,19 @@ from typing import Any
 
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.output_code import read_output_code
-from flopcast.roofline.stream.compiled.profiled import Joined, join
+from flopcast.roofline.stream.compiled.profiled import Joined, join, run_order
+from flopcast.roofline.stream.compiled.to_rank import to_rank
+from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.op_stream import Stream, load
 from studies.compiled.record import Case
 
 FOLDER = Path("reports/nvidia-h200/compiled-steps")
 CODE, RECORD = ".code.gz", ".json.gz"
+OUTSIDE = "outside"  # the folder of what steps run between their graphs
 
 
 def cases_of(folder: Path, suffix: str = RECORD) -> list[str]:
@@ -40,6 +43,16 @@ def joined(folder: Path, case: str) -> Joined:
     """The launches of a case with their times, and the kernels of no launch."""
     kernels = [(str(name), float(seconds)) for name, seconds in record_of(folder, case)["kernels"]["compile"]]
     return join(graphs_of(folder, case), kernels)
+
+
+def compiled_stream(folder: Path, case: Case) -> Stream:
+    """The stream of a recorded step: its launches in the order in which the profiler saw them and, where products run
+    between its graphs, what was recorded there without a GPU (`make.py`), as `predict` has it."""
+    graphs = graphs_of(folder, case.name)
+    outside = folder / OUTSIDE / f"{case.name}{RECORD}"
+    if outside.is_file():
+        return to_rank(load(outside), graphs)
+    return to_stream(run_order(graphs, record_of(folder, case.name)["kernels"]["compile"]), eager_stream(case))
 
 
 def run_of(case: Case) -> Run:

@@ -113,6 +113,11 @@ class HostCosts:
             return costs.get("host_op", costs.get("view", 0.0)) + costs.get("per_tensor", 0.0) * tensors
         return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
 
+    def bare_call(self, views: int = 0) -> float:
+        """Host seconds of a call in a loop of Python, with so many views of its operands, outside of modules, autocast
+        and autograd: the scalar `launch`, which optimizers' launches cost too, was measured so."""
+        return self.optimizer.get("launch", 0.0) * (1 + VIEW_WEIGHT * views)
+
     def graph_costs(self, mode: str) -> GraphCosts:
         """What the graphs of a compiled step cost. Where it was not measured, the shipped host's costs, times how much
         longer this host takes for an eager call."""

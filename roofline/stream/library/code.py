@@ -29,7 +29,7 @@ from flopcast.roofline.stream.tracer.compiler.apart import compiling
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 # Increased when `stream/tracer/compiler` makes other code of the same step: code kept before is then made again.
-COMPILER = 3
+COMPILER = 4
 
 Codes = MutableMapping[str, OutputCode]  # of modules
 # What is asked of steps alone that are recorded.

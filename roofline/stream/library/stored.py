@@ -21,7 +21,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 TRACER = 3
 
 # As TRACER, of the streams of compiled steps; also when what is counted of a generated kernel changes.
-READER = 5
+READER = 6
 
 # Run options that are left out of the key at these values.
 _DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager",

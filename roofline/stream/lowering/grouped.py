@@ -18,6 +18,9 @@ from flopcast.kernels.shapes import Call, Gemm
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
+# A recorded op of no kernel: the host calls one group's product in a loop of Python, whose kernel is in the grouped
+# product's time. Its arguments: the number of views that the call takes.
+ONE_CALL = "flopcast.product_of_a_group"
 IMBALANCE = 0.1  # std of log seconds: groups differ in size, and idle parts of the device are not shared
 _TILE = 128  # rows, and columns, of a block of bf16's grouped kernel
 

@@ -4,21 +4,26 @@ In fp32 a compiled mixture of experts does not call torch's grouped product but 
 (`integrations/moe.py`), a loop over experts that first reads from the GPU how many rows each has. Inductor cannot trace
 its backward, which reads them too, so that the graph breaks there: the operator runs eagerly between graphs. Fake
 tensors hold no numbers of rows. Here each expert gets as many, and what the loop does is recorded: zeros for its
-result, the wait for the numbers, a slice of every operand per expert, and its products as one grouped product, which in
-fp32 is what torch's own loop over groups runs (`lowering/grouped`).
+result, the wait for the numbers, a call of each expert's product, with how many views it takes (ONE_CALL), and after
+the first the kernels of all as one grouped product, which in fp32 is what torch's own loop over groups runs
+(`lowering/grouped`): the GPU works from there on, while the host calls the other experts' products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch._functorch import aot_autograd
 from torch._guards import CompileContext, TracingContext
+from torch._inductor import compile_fx
 from torch._library import custom_ops
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from flopcast.roofline.stream.lowering.grouped import ONE_CALL
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.recorder import COMPOSED, Recorder
 
@@ -51,43 +56,62 @@ def one_by_one() -> Iterator[None]:
     operator = torch.ops.transformers.grouped_mm_fallback.default
     COMPOSED[operator] = forwards
     try:
-        with replaced(definition, "_backward_fn", backward):
+        with (
+            replaced(definition, "_backward_fn", backward),
+            replaced(compile_fx, "compile_fx", _refusing(operator, compile_fx.compile_fx)),
+        ):
             yield
     finally:
         del COMPOSED[operator]
 
 
+def _refusing(operator: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes what compiles a graph of dynamo's fail at once where it would when it traces the gradient of `operator`,
+    and as it would: half of the time went into tracing such graphs."""
+
+    def compiled(graph: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+        calls = [node for node in graph.graph.nodes if node.target in (operator, operator.overloadpacket)]
+        if torch.is_grad_enabled() and any(call.meta["example_value"].requires_grad for call in calls):
+            next(aot_autograd.AOT_COUNTER)  # graphs that fail are numbered
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+        return own(graph, *args, **options)
+
+    return compiled
+
+
+# How many views the calls of the loops take of their operands: slices of rows and of the result, an expert's weights,
+# and in the backward what they transpose.
+_FORWARD_VIEWS, _BACKWARD_VIEWS = 3, 4
+
+
 def _forward(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(len(rows), weights.shape[2], device=rows.device, dtype=rows.dtype)
-    for place, own in _experts(rows, ends):
-        _ = rows[own], weights[place], out[own]
-    _note((rows, weights, ends), out)
+    for number in range(_experts(rows, ends)):
+        _note(number, _FORWARD_VIEWS, (rows, weights, ends), out)
     return out
 
 
 def _backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
     (rows, weights), ends = context.saved_tensors, context.offs
     grad_rows, grad_weights = torch.zeros_like(rows), torch.zeros_like(weights)
-    for place, own in _experts(rows, ends):
-        _ = grad[own], weights[place].T, grad_rows[own], rows[own].T, grad[own], grad_weights[place]
-    _note((grad, weights.transpose(-2, -1), ends), grad_rows)
-    _note((rows.transpose(0, 1), grad, ends), grad_weights)
+    rows_first, weights_first = rows.transpose(0, 1), weights.transpose(-2, -1)
+    for number in range(_experts(rows, ends)):
+        _note(number, _BACKWARD_VIEWS, (grad, weights_first, ends), grad_rows)
+        _note(number, _BACKWARD_VIEWS, (rows_first, grad, ends), grad_weights)
     return grad_rows, grad_weights, None
 
 
-def _experts(rows: torch.Tensor, ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Reads where the rows of each expert end, for which the host waits once, and yields experts with their rows, which
-    are as many for each; of those that get none nothing runs."""
+def _experts(rows: torch.Tensor, ends: torch.Tensor) -> int:
+    """Reads where the rows of each expert end, for which the host waits once, and returns how many experts have rows;
+    for those that have none nothing runs."""
     torch.ops.aten._local_scalar_dense.default(ends[0])
-    count = len(ends)
-    for place in range(count):
-        start, stop = (len(rows) * end // count for end in (place, place + 1))
-        if stop > start:
-            yield place, slice(start, stop)
+    return min(len(ends), len(rows))
 
 
-def _note(operands: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Tells the recorder of the products of all experts."""
+def _note(number: int, views: int, operands: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Tells the recorder that an expert's product is called, and after the first one of the kernels of all."""
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Recorder) and not mode.is_paused:
-            mode.note(_GROUPED, operands, [out], _ARGS)
+            mode.note(ONE_CALL, (), (), f"[{views}]")
+            if number == 0:
+                mode.note(_GROUPED, operands, [out], _ARGS)

@@ -23,7 +23,9 @@ from flopcast.microbench.recipe.training_step import (
     build_model,
     build_module,
     causal_lm_batch,
+    find_layers,
 )
+from flopcast.roofline.stream.model.models import depth_of
 from flopcast.roofline.stream.model.run import why_not
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
@@ -52,9 +54,13 @@ def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
     ):  # fmt: skip
         with torch.device("cuda", 0):
             step, meta = _built(asked)
-        if not asked.is_own and isinstance(step, TrainingStep):
-            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
         kept.shares = True
+        if not asked.is_own and isinstance(step, TrainingStep):
+            layers = find_layers(step.model)
+            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+            if layers is not None and len(layers) == depth_of(asked.config or {}):
+                with _first_alone(layers):
+                    step.run()
         step.run()
         if not kept.graphs:
             raise UsageError(f"{asked.module}: nothing of its step is compiled")
@@ -89,6 +95,19 @@ def _built(asked: Asked) -> tuple[TrainingStep | FunctionStep, dict[str, Any]]:
     step = build_module(module, batch, "cuda", loss_fn=loss_fn[0] if loss_fn else None, foreach=True, **options)
     samples, tokens = sizes_of(step.batch)
     return step, {**meta, "batch": samples, "seq": tokens, "unit": "tokens" if tokens > 1 else "samples"}
+
+
+@contextmanager
+def _first_alone(layers: torch.nn.ModuleList) -> Iterator[None]:
+    """Within the context only the first of a model's layers runs. What dynamo compiles of it serves the others, and it
+    traces one layer, not all, each time that it finds a frame around the layers which cannot be one graph: of
+    Qwen3-MoE five frames, one in the other, twice each."""
+    others = list(layers[1:])
+    del layers[1:]
+    try:
+        yield
+    finally:
+        layers.extend(others)
 
 
 def _refuse_optimizer(*_: Any) -> Any:

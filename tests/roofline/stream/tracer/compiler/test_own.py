@@ -10,17 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import transformers.integrations.moe  # noqa: F401  # it registers an operator
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library import compiled as library
 from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
+from flopcast.roofline.stream.lowering.grouped import ONE_CALL
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
+from flopcast.roofline.stream.tracer.compiler.experts import _refusing
 
 pytest.importorskip("triton")
 
@@ -184,12 +190,52 @@ def test_experts_outside_of_the_graphs_are_as_many_products_as_in_an_eager_step(
     assert products(stream) == products(eager)
     assert products(stream).total() == 6 * len(layers)
     assert Counter(op.layer for op in stream.ops if op.kind == "sync") == dict.fromkeys(layers, 4)  # once each loop
-    slices = [op.layer for op in stream.ops if op.name == "aten.slice.Tensor"]
-    assert Counter(slices) == dict.fromkeys(layers, 2 * 4 * (2 + 4))  # of two products, four experts
+    own = [op.layer for op in stream.ops if op.name == ONE_CALL]
+    assert Counter(own) == dict.fromkeys(layers, 2 * 4 * (1 + 2))  # of two products and their gradients, four experts
     assert launches(stream)["backward", "aten.zeros_like.default"] == 4 * len(layers)
     assert {op.name for op in stream.ops if op.layer is None} >= {"aten.addmm.default", "aten.mm.default"}
     called = [label for label, *_ in stream.meta["graphs"]]
     assert [label.rpartition("_")[2] for label in called] == ["forward"] * 3 + ["backward"] * 3
+
+
+def test_the_gpu_works_while_the_host_calls_the_other_experts(streams: Any) -> None:
+    stream = streams("experts", "compile")
+    names = [op.name for op in stream.ops]
+    grouped = "aten._grouped_mm.default"
+    for place in (i for i, op in enumerate(stream.ops) if op.kind == "sync"):
+        phase = stream.ops[place].phase
+        called = 4 * [ONE_CALL] if phase == "forward" else 8 * [ONE_CALL]
+        for product in range(1 if phase == "forward" else 2):
+            called.insert(1 + 2 * product, grouped)
+        assert names[place + 1 : place + 1 + len(called)] == called
+    host, profile = default_host(), find_profile("nvidia-h200")
+    ops = PricedStep(stream, run_of_stream(stream, Run()), profile, host).ops
+    calls = {op.phase: timed for op, timed in zip(stream.ops, ops, strict=True) if op.name == ONE_CALL}
+    assert all(timed.work is None and not timed.launches for timed in calls.values())
+    assert calls["backward"].host_seconds > calls["forward"].host_seconds > host.optimizer["launch"]
+
+
+def test_graphs_that_hold_gradients_of_experts_fail_before_they_are_traced() -> None:
+    made: list[Any] = []
+    operator = torch.ops.transformers.grouped_mm_fallback
+    compile_ = _refusing(operator.default, lambda graph: made.append(graph) or graph)
+
+    def graph(target: Any, requires_grad: bool) -> torch.fx.GraphModule:
+        found = torch.fx.Graph()
+        node = found.call_function(target, (found.placeholder("x"),))
+        node.meta["example_value"] = torch.empty(1, requires_grad=requires_grad)
+        found.output(node)
+        return torch.fx.GraphModule(torch.nn.Module(), found)
+
+    for one in (graph(torch.relu, True), graph(operator, False)):
+        assert compile_(one) is one
+    for target in (operator, operator.default):
+        one = graph(target, True)
+        with pytest.raises(DataDependentOutputException, match="_local_scalar_dense"):
+            compile_(one)
+        with torch.no_grad():
+            assert compile_(one) is one
+    assert len(made) == 4
 
 
 def test_layers_with_experts_repeat(streams: Any) -> None:
