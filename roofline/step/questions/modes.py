@@ -21,7 +21,9 @@ StreamOf = Callable[[Run], Stream | None]  # None: it has to be traced or compil
 LARGE_BYTES = 2**20  # of zeros that are worth a line
 
 # What to do about a graph break or a wait, by words of dynamo's reason or of the line; the last is for any other.
+_EXPERTS = "grouped_mm_fallback"  # transformers' operator of experts in fp32
 _REMEDIES = (
+    ((_EXPERTS,), "weights in bf16 keep transformers' experts within the graphs: --precision bf16"),
     (("item()", ".item", "tolist", "nonzero", "data-dependent", "data dependent", "_local_scalar_dense"),
      "keep the value on the GPU (torch.where, masks), or read it once after the step"),
     (("print", "logg", "warn"), "write it outside of the model, or every so many steps"),
@@ -139,7 +141,8 @@ def interruptions(step: PricedStep) -> list[Interruption]:
     what entering their graphs does, shared evenly; what they keep from being fused is not known."""
     meta = step.stream.meta
     found = []
-    breaks: Sequence[dict[str, str]] = meta.get("breaks", ())
+    waits: Sequence[str] = meta.get("waits", ())
+    breaks = _of_one_cause(meta.get("breaks", ()), waits)
     if breaks:
         each = _saved(step, _entered_again(step)) / len(breaks)
         found += [
@@ -149,17 +152,30 @@ def interruptions(step: PricedStep) -> list[Interruption]:
             )
             for one in breaks
         ]  # fmt: skip
-    waits: Sequence[str] = meta.get("waits", ())
     if waits:
         each = _saved(step, {i: replace(op, kind="launch") for i, op in enumerate(step.ops) if op.kind == "sync"})
         found += [
             Interruption(
                 kind="wait", where=line, reason="the host reads a value back from the GPU",
-                step_seconds=each / len(waits), remedy=_REMEDIES[0][1],
+                step_seconds=each / len(waits), remedy=remedy_for(f"{line} .item"),
             )
             for line in waits
         ]  # fmt: skip
     return sorted(found, key=lambda one: -one.step_seconds)
+
+
+def _of_one_cause(breaks: Sequence[dict[str, str]], waits: Sequence[str]) -> Sequence[dict[str, str]]:
+    """Graph breaks, those of experts as one: their operator cannot be in a graph with its gradient, so that each frame
+    around it is tried and given up, for which dynamo names the frame's last line and no reason."""
+    operator = next((line for line in waits if _EXPERTS in line), None)
+    frames = [one for one in breaks if one["reason"] == "step_unsupported"]
+    if operator is None or not frames:
+        return breaks
+    reason = (
+        f"inductor cannot trace the gradient of {_EXPERTS}, which reads how many rows each expert has: it breaks the "
+        f"graph, and so do the {len(frames)} frames around it"
+    )
+    return [{"where": operator, "reason": reason}, *(one for one in breaks if one not in frames)]
 
 
 def remedy_for(words: str) -> str:

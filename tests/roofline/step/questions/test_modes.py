@@ -15,7 +15,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions.alternatives import advise
-from flopcast.roofline.step.questions.modes import modes_of, remedy_for
+from flopcast.roofline.step.questions.modes import interruptions, modes_of, remedy_for
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.streams import get_stream
@@ -133,6 +133,22 @@ def test_a_factory_that_compiles_has_no_other_mode() -> None:
     assert found is not None
     assert [one.step_seconds is None for one in found.steps] == [True, False, True]
     assert found.steps[0].reason == "the factory compiles what it returns by itself, in mode compile"
+
+
+def test_frames_around_experts_are_one_break() -> None:
+    line = "transformers/integrations/moe.py:336, in _grouped_mm: return torch.ops.transformers.grouped_mm_fallback(x)"
+    frames = [{"reason": "step_unsupported", "where": f"model.py:{number}, in f: return x"} for number in range(3)]
+    other = {"reason": "call of print", "where": "model.py:9, in g: print(x)"}
+    alone = interruptions(step_in("compile", breaks=frames))
+    assert [one.where for one in alone] == [one["where"] for one in frames]
+    found = interruptions(step_in("compile", breaks=[*frames, other], waits=[line]))
+    by_kind = {(one.kind, one.where): one for one in found}
+    assert len(found) == len(by_kind) == 3
+    of_experts, wait = by_kind["graph break", line], by_kind["wait", line]
+    assert "3 frames" in of_experts.reason
+    assert "--precision bf16" in of_experts.remedy
+    assert wait.remedy == of_experts.remedy
+    assert by_kind["graph break", other["where"]].remedy == remedy_for("print")
 
 
 def test_remedies_follow_the_reason() -> None:
