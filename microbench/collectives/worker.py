@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from flopcast.child import end_with_parent
-from flopcast.errors import FlopcastError
+from flopcast.child import as_one_of_several
 from flopcast.microbench.collectives import nccl_log
 from flopcast.microbench.collectives.cases import SIZES, Members, cases, groups
 
@@ -108,16 +107,8 @@ def _measure(session: Any, task: Task, log: nccl_log.LogReader) -> None:
 
 
 def main(text: str) -> None:
-    end_with_parent(os.getppid())
     task = Task(**json.loads(text))
-    try:
-        run(task)
-    except FlopcastError as fault:
-        if task.fault:
-            told = {"message": str(fault), "exit_code": fault.exit_code}
-            Path(task.fault).write_text(json.dumps(told), encoding="utf-8")
-        print(f"flopcast: {fault}", file=sys.stderr)
-        os._exit(fault.exit_code)  # the others wait for this one: its launcher ends them
+    as_one_of_several(lambda: run(task), task.fault)
 
 
 def as_text(task: Task) -> str:

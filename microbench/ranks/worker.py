@@ -14,11 +14,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flopcast.child import end_with_parent
+from flopcast.child import as_one_of_several
 from flopcast.errors import FlopcastError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.plans import StepPlan
@@ -170,16 +169,8 @@ def _of_kernels(ranks: Sequence[Any]) -> dict[str, Any]:
 
 
 def main(text: str) -> None:
-    end_with_parent(os.getppid())
     task = Task(**json.loads(text))
-    try:
-        run(task)
-    except FlopcastError as fault:
-        if task.fault:
-            told = {"message": str(fault), "exit_code": fault.exit_code}
-            Path(task.fault).write_text(json.dumps(told), encoding="utf-8")
-        print(f"flopcast: {fault}", file=sys.stderr)
-        os._exit(fault.exit_code)  # the others wait for this one: its launcher ends them
+    as_one_of_several(lambda: run(task), task.fault)
 
 
 def as_text(task: Task) -> str:

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
-from flopcast.errors import INTERRUPTED
+from flopcast.errors import INTERRUPTED, FlopcastError
 
 PARENT = "FLOPCAST_PARENT"  # the environment's variable with the process id that a child must not outlive
 
@@ -66,3 +67,17 @@ def answer(make: Callable[[Callable[[], Any]], Any]) -> None:
         os._exit(1)
     sys.stderr.flush()
     os._exit(0)  # without finalizing the interpreter, which takes 0.5 to 0.9 s once torch is loaded
+
+
+def as_one_of_several(run: Callable[[], None], fault: str) -> None:
+    """Runs one of the processes that torch's launcher starts. An error of ours is printed, written to the file `fault`
+    (message and exit code, as JSON; no file where it is empty), and ends this process at once."""
+    end_with_parent(os.getppid())
+    try:
+        run()
+    except FlopcastError as error:
+        if fault:
+            told = {"message": str(error), "exit_code": error.exit_code}
+            Path(fault).write_text(json.dumps(told), encoding="utf-8")
+        print(f"flopcast: {error}", file=sys.stderr)
+        os._exit(error.exit_code)  # the others wait for this one: its launcher ends them
