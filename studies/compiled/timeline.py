@@ -1,6 +1,6 @@
 """Compares recorded compiled steps, in both modes, with their forecasts: the step, its interval and the host.
 
-    python -m studies.compiled.timeline
+    python -m studies.compiled.timeline [--out timeline.md]
 
 The launches are those of the recorded code, the host is the shipped one. Up to three other processes ran on the
 recorded host, so that steps which it bounds say little.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -23,6 +24,15 @@ from studies.compiled.record import CASES
 from studies.compiled.recorded import FOLDER, eager_stream, graphs_of, record_of, run_of
 from studies.compiled.steps import GPU
 from studies.markdown import table
+
+TOLD = """# Recorded compiled steps beside their forecasts, in both modes
+
+`python -m studies.compiled.timeline`. The launches are those of the recorded code; device times are of the laws as they
+are today, some of which were fitted to kernels of these steps (`generated.md`, `kernels.md`); the host is the shipped
+one, whose costs of compiled graphs were fitted to these very steps (held out one by one: `python -m
+studies.compiled.host`). So this shows that the parts fit together; steps that nothing was fitted to are in
+[compiled-validation](../compiled-validation/README.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,21 @@ class Timed:
 
 
 def main() -> None:
-    parser_of(__spec__, __doc__).parse_args()
-    found = list(timed_steps())
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--out", type=Path, help="file for the page")
+    options = parser.parse_args()
+    text = report(list(timed_steps()))
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+
+
+def report(found: list[Timed]) -> str:
+    """The page: what the steps are, a row each, and how many lie in their intervals."""
     columns = ["step", "mode", "ms", "forecast", "90%", "error", "bound by", "device, ms", "host, ms", "host, forecast"]
-    print(table(columns, [row_of(one) for one in found]))
-    print(f"\n{sum(one.is_within for one in found)} of {len(found)} within their intervals")
+    within = f"{sum(one.is_within for one in found)} of {len(found)} within their intervals"
+    return "\n".join([TOLD, table(columns, [row_of(one) for one in found]), "", within, ""])
 
 
 def row_of(one: Timed) -> list[str]:
