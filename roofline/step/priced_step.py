@@ -118,10 +118,14 @@ class PricedStep:
         ops = device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
         return ops if self.fabric is None else on_lanes(self.stream, ops, self.fabric, self.host_costs)
 
-    @cached_property
+    @property
     def stages(self) -> tuple[PricedStep, ...]:
         """The steps of a pipeline's stages, of which this one is the last; itself where there is none."""
-        return (*(replace(self, stream=stream) for stream in self.stream.stages_before), self)
+        return (*self._stages_before, self)  # not kept: a step that holds itself waits for a collection of garbage
+
+    @cached_property
+    def _stages_before(self) -> tuple[PricedStep, ...]:
+        return tuple(replace(self, stream=stream) for stream in self.stream.stages_before)
 
     @cached_property
     def device_times(self) -> DeviceTimes:
@@ -146,7 +150,7 @@ class PricedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return Timeline(self.ops, self.profile, self.fabric, [stage.ops for stage in self.stages[:-1]])
+        return Timeline(self.ops, self.profile, self.fabric, [stage.ops for stage in self._stages_before])
 
     @property
     def least_of_twice(self) -> float:

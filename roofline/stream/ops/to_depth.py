@@ -253,49 +253,15 @@ class _Unfolding:
 
     def _copy_multi_tensor(self, op: Op) -> Op:
         """Copies an op over lists of tensors (the optimizer's); each list grows by the repeated layers' tensors."""
-        inputs: list[int] = []
-        written: list[int] = []
-        lengths: list[int] = []
-        placed: dict[int, tuple[int, int]] = {}  # a list that occurs twice is copied once
-        first_list: tuple[int, ...] = ()
-
-        def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
-            if first in placed:
-                return placed[first]
-            start = len(inputs)
-            inputs.extend(self._expand(tensors[first : first + count]))
-            if first in op.written:
-                written.extend(range(start, len(inputs)))
-            placed[first] = (start, len(inputs) - start)
-            return placed[first]
-
-        def convert(value: Any) -> Any:
-            nonlocal first_list
-            match value:
-                case {"ts": [first, count]}:
-                    first_list = first_list or op.inputs[first : first + count]
-                    start, length = append(op.inputs, first, count)
-                    lengths.append(length)
-                    return {"ts": [start, length]}
-                case {"t": position}:
-                    return {"t": append(op.inputs, position, 1)[0]}
-                case {"rs": [number, _]}:  # one number per tensor
-                    return {"rs": [number, lengths[0]]}
-                case [int() | float(), *_] if lengths and len(value) == len(first_list):  # a number for each
-                    homes = [self._homes[tensor] for tensor in first_list]
-                    return list(self._per_layer(value, homes))
-                case list():
-                    return [convert(item) for item in value]
-                case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
-                    return {name: convert(item) for name, item in value.items()}
-            return value
-
+        grown = _GrownLists(self, op)
         # The order of keywords stays: it is part of the call's key.
-        args, kwargs = (json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs))
+        args, kwargs = (
+            json.dumps(grown.convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs)
+        )
         return op._replace(
-            inputs=tuple(inputs),
-            outputs=tuple(self._expand(op.outputs)),
-            written=tuple(written),
+            inputs=tuple(grown.inputs),
+            outputs=tuple(self.expand(op.outputs)),
+            written=tuple(grown.written),
             args=args,
             kwargs=kwargs,
             freed=self._freed(op),
@@ -307,7 +273,7 @@ class _Unfolding:
             return [None]
         return list(range(self.middle, self.depth - 1)) if home == self.middle else [self._shifted(home)]
 
-    def _expand(self, tensors: Sequence[int]) -> list[int]:
+    def expand(self, tensors: Sequence[int]) -> list[int]:
         """Lists the tensors of all layers, layer by layer, as `model.parameters()` does."""
         result: list[int] = []
         for at, run in groupby(tensors, key=self._homes.__getitem__):
@@ -315,8 +281,9 @@ class _Unfolding:
             result += [self._tensor(tensor, layer) for layer in self._layers_of(at) for tensor in block]
         return result
 
-    def _per_layer(self, numbers: Sequence[float], homes: Sequence[int | None]) -> Iterator[float]:
-        """Yields the numbers of tensors of these homes for the tensors of all layers, as `_expand` lists them."""
+    def per_layer(self, numbers: Sequence[float], tensors: Sequence[int]) -> Iterator[float]:
+        """Yields the numbers that go with tensors for those of all layers, as `expand` lists them."""
+        homes = [self._homes[tensor] for tensor in tensors]
         for at, run in groupby(zip(homes, numbers, strict=True), key=lambda each: each[0]):
             block = [number for _, number in run]
             for _ in self._layers_of(at):
@@ -344,6 +311,47 @@ class _Unfolding:
             source, grown = self._storages[index], self._grown.get(index)
             self.storages.append(Storage(grown.bytes if grown else source.bytes, source.kind, layer))
         return known
+
+
+class _GrownLists:
+    """The arguments of an op over lists of tensors, as each list grows by the repeated layers' tensors."""
+
+    def __init__(self, unfolding: _Unfolding, op: Op) -> None:
+        self._unfolding, self._op = unfolding, op
+        self.inputs: list[int] = []
+        self.written: list[int] = []
+        self._lengths: list[int] = []
+        self._placed: dict[int, tuple[int, int]] = {}  # a list that occurs twice is copied once
+        self._first_list: tuple[int, ...] = ()
+
+    def _append(self, first: int, count: int) -> tuple[int, int]:
+        if first not in self._placed:
+            start = len(self.inputs)
+            self.inputs += self._unfolding.expand(self._op.inputs[first : first + count])
+            if first in self._op.written:
+                self.written += range(start, len(self.inputs))
+            self._placed[first] = start, len(self.inputs) - start
+        return self._placed[first]
+
+    def convert(self, value: Any) -> Any:
+        """Returns an argument as it is of all layers."""
+        match value:
+            case {"ts": [first, count]}:
+                self._first_list = self._first_list or self._op.inputs[first : first + count]
+                start, length = self._append(first, count)
+                self._lengths.append(length)
+                return {"ts": [start, length]}
+            case {"t": position}:
+                return {"t": self._append(position, 1)[0]}
+            case {"rs": [number, _]}:  # one number per tensor
+                return {"rs": [number, self._lengths[0]]}
+            case [int() | float(), *_] if self._lengths and len(value) == len(self._first_list):  # a number for each
+                return list(self._unfolding.per_layer(value, self._first_list))
+            case list():
+                return [self.convert(item) for item in value]
+            case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
+                return {name: self.convert(item) for name, item in value.items()}
+        return value
 
 
 class _Placed(dict[Of, To], Generic[Of, To]):
