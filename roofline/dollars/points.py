@@ -89,7 +89,7 @@ class Ranged:
         """Returns self / other, in which shared errors cancel as far as both depend on them; the rest is
         independent."""
         value = self.value / other.value
-        common = self.shared.keys() & other.shared.keys()
+        common = [cause for cause in self.shared if cause in other.shared]  # no set, whose order changes the last bit
         moves = {
             cause: (self.shared[cause][0] - other.shared[cause][0], self.shared[cause][1] - other.shared[cause][1])
             for cause in common
