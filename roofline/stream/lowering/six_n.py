@@ -4,16 +4,20 @@ Two corrections make it the work that a step is asked to do:
 
 - a frozen parameter has no gradient of its own: it counts two in the forward and two in the backward where a gradient
   passes through it on the way to what is trained (some layer below it), none where nothing does;
-- of experts those count that a token is sent through: of a bank of matrices the share that its products multiply.
+- of experts those count that a token is sent through: of a bank of matrices the share that its products multiply. Where
+  one compiled layer stands for several, their banks share what its products multiply.
 
 Lookups count as products, as the rule has it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.stream.compiled.generated_kernel import NAMESPACE
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
@@ -44,10 +48,6 @@ class _Use:
     in_backward: bool = False
     product_flops: int = 0
 
-    def active(self, tokens: int) -> int:
-        """The parameters that a token passes: all, but of a bank those that its products multiply."""
-        return min(self.numel, round(self.product_flops / (2 * tokens))) if self.product_flops else self.numel
-
 
 def count_parameters(stream: Stream, tokens: int) -> Parameters:
     """Counts the parameters of a step of `tokens` tokens. Trained is what the step writes; of one that writes no
@@ -59,42 +59,74 @@ def count_parameters(stream: Stream, tokens: int) -> Parameters:
     n_params = stream.n_params
     is_inference = all(op.phase == "forward" for op in stream.ops) and not stream.meta.get("forward_only")
     if is_inference:  # two for what a token passes
-        active = n_params - sum(use.numel - use.active(tokens) for use in _uses(stream, banks).values())
+        uses = _uses(stream, banks)
+        active = n_params - sum(use.numel for use in uses.values()) + sum(_active(uses, banks, tokens).values())
         return Parameters(0, active, 2 * active * tokens)
     if not frozen and not banks:
         return Parameters(n_params, n_params, 6 * n_params * tokens)
     uses = _uses(stream, frozen | banks)
+    active = _active(uses, banks, tokens)
     lacking = 0  # of 6 FLOPs for each parameter and token
     for storage, use in uses.items():
         each = 6 if storage not in frozen else 2 * use.in_forward + 2 * use.in_backward
-        lacking += 6 * use.numel - each * use.active(tokens)
+        lacking += 6 * use.numel - each * active[storage]
     return Parameters(
         trained=n_params - sum(uses[storage].numel for storage in frozen),
-        active=n_params - sum(use.numel - use.active(tokens) for use in uses.values()),
+        active=n_params - sum(use.numel - active[storage] for storage, use in uses.items()),
         flops_6n=(6 * n_params - lacking) * tokens,
     )
 
 
+def _active(uses: Mapping[int, _Use], banks: Container[int], tokens: int) -> dict[int, int]:
+    """By storage the parameters that a token passes: all, but of a bank those that products multiply. Banks that no
+    forward reads are of layers that a compiled one stands for: with those of their size that products multiply they
+    share these products."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for storage, use in uses.items():
+        if storage in banks and (use.product_flops or not use.in_forward):
+            alike[use.numel].append(storage)
+    active = {storage: use.numel for storage, use in uses.items()}
+    for numel, storages in alike.items():
+        if flops := sum(uses[storage].product_flops for storage in storages):
+            active.update(dict.fromkeys(storages, min(numel, round(flops / (2 * tokens * len(storages))))))
+    return active
+
+
 def _uses(stream: Stream, parameters: set[int]) -> dict[int, _Use]:
     """Returns what the step does with each of these storages, through casts and views as well."""
-    dtypes = {ref.storage: ref.operand.dtype for ref in stream.tensors if ref.storage in parameters}
+    own = [ref for ref in stream.tensors if ref.storage in parameters]
+    own.sort(key=lambda ref: (len(ref.operand.shape), DTYPE_BYTES[ref.operand.dtype]))  # generated kernels read bytes
+    dtypes = {ref.storage: ref.operand.dtype for ref in own}
     uses = {storage: _Use(_held(stream.storages[storage].bytes, dtypes.get(storage, "fp32"))) for storage in parameters}
     stands_for = {storage: storage for storage in parameters}
     for op, times in zip(stream.ops, times_run(stream), strict=True):
-        for index in op.inputs if op.kind != "view" and op.phase != "optimizer" else ():
+        if op.kind == "view" or op.phase == "optimizer":
+            continue
+        copied = None
+        for index in op.inputs:
             ref = stream.tensors[index]
             owner = stands_for.get(ref.storage)
             if owner is None:
                 continue
-            if packet(op.name) in _COPIES:
-                stands_for.update((stream.tensors[made].storage, owner) for made in op.outputs)
+            if _is_copy(op):
+                copied = owner
             elif not op.is_recomputed:
                 use = uses[owner]
                 use.in_forward |= op.phase == "forward"
                 use.in_backward |= op.phase == "backward"
                 if op.phase == "forward" and len(ref.operand.shape) == 3 and packet(op.name) in _BANKED:
                     use.product_flops += _flops(stream, op) * times
+        for made in {stream.tensors[index].storage for index in op.outputs} - parameters:
+            if copied is None:
+                stands_for.pop(made, None)  # generated code uses memory again
+            else:
+                stands_for[made] = copied
     return uses
+
+
+def _is_copy(op: Op) -> bool:
+    """Whether a call makes its operand again: one of these, or a generated kernel that reads nothing else."""
+    return packet(op.name) in _COPIES or (op.name.startswith(f"{NAMESPACE}.") and len(op.inputs) == 1)
 
 
 def _held(size: int, dtype: str) -> int:
