@@ -374,11 +374,11 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
     )
     for key, work in lacking:
         # An optimizer's call launches as many kernels as its tensor lists need, which torch's rules count exactly; the
-        # profile's mean over the lists measured gave 996 kernels instead of 864 at width 256.
-        rules = launches(work.shape)
-        count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        cold, hot = (with_band(work, with_mask(work, next(estimates), profile), profile) for _ in range(2))
-        known[key, backends[key]] = _KernelTimes(work, cold, hot, count)
+        # lists that were measured are others.
+        both = next(estimates), next(estimates)
+        count = 0 if work.op_class == "optimizer" else both[0].launches
+        cold, hot = (with_band(work, with_mask(work, one, profile), profile) for one in both)
+        known[key, backends[key]] = _KernelTimes(work, cold, hot, count or launches(work.shape))
     return {key: known[key, backend] for key, backend in backends.items()}
 
 

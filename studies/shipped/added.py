@@ -23,6 +23,7 @@ from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.fit.cases import Case, Limits, case_of
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.fit.rows import with_launches
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.library.profiles import SOURCE
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -77,11 +78,9 @@ def without_added(profile: Profile) -> Profile:
     """The profile as it was fitted to the cards' measurements."""
     provenance = dict(profile.provenance)
     added = {SurfaceKey.parse(name) for name in provenance.pop("added", ())}
-    kinds = {key.kind for key in added}
     return replace(
         profile,
         surfaces={key: found for key, found in profile.surfaces.items() if key not in added},
-        launch_counts={kind: count for kind, count in profile.launch_counts.items() if kind not in kinds},
         provenance=provenance,
     )
 
@@ -105,18 +104,13 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]
     fitted, _ = fit_surfaces(taken, Limits(profile.device, peaks, profile.ceilings), profile.surfaces)
-    counts: dict[KernelKind, list[int]] = defaultdict(list)
-    for case in taken:
-        if case.surface in fitted and case.kernels:
-            counts[case.surface.kind].append(len(case.kernels))
-    launched = {kind: sum(each) / len(each) for kind, each in counts.items()}
+    fitted = with_launches(fitted, taken)
     return replace(
         profile,
         surfaces={
             **{key: surface for key, surface in profile.surfaces.items() if key.kind not in {k.kind for k in fitted}},
             **fitted,
         },
-        launch_counts={**profile.launch_counts, **launched},
         provenance={**profile.provenance, "added": sorted(map(str, fitted))},
     )
 

@@ -1,12 +1,14 @@
 """Fits the surfaces of one kind of kernel anew and puts them in a shipped profile, which keeps all others as they are.
 
     python -m studies.shipped.surfaces FOLDER --gpu nvidia-h200 [--backend triton] [--op-class gemm] [--drop]
+    python -m studies.shipped.surfaces FOLDER --gpu nvidia-h200 --launches
 
 For kernels that were changed and measured again, when nothing else was: fitting a whole profile anew moves every
 forecast. FOLDER holds the measurements of the GPU's cards, or of those of which rows are of the present kernels; others
 are left out. A surface of which fewer rows were measured again than it has stays. `--drop`: the surfaces are only taken
 out, where nothing measured the present kernels on this GPU; what is lent from another GPU then takes their place
-(`gpu/projection/complete.py`).
+(`gpu/projection/complete.py`). `--launches`: the times of no surface move; points of which the folder has a row get the
+number of kernels that it launched.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from pathlib import Path
 
 from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.fit.cases import Limits, case_of
+from flopcast.roofline.gpu.fit.rows import with_launches
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.profile.profile import PROFILES, Profile
 from studies.command import parser_of
+from studies.shipped.added import of_rows
 
 
 def refitted(profile: Profile, folder: Path, backend: str, op_class: str) -> tuple[Profile, list[str]]:
@@ -47,7 +51,14 @@ def refitted(profile: Profile, folder: Path, backend: str, op_class: str) -> tup
                 warnings.append(
                     f"{key}: {count} rows for {len(known.seconds)}, it stays as it is until all are measured"
                 )
-    return replace(profile, surfaces={**profile.surfaces, **surfaces}), warnings  # in the order that they had
+    surfaces = {**profile.surfaces, **with_launches(surfaces, cases)}  # in the order that they had
+    return replace(profile, surfaces=surfaces), warnings
+
+
+def counted(profile: Profile, folder: Path) -> Profile:
+    """The profile with how many kernels the calls in a folder launched, in place of means by kind."""
+    cases = of_rows(read_folder(folder).rows, profile)
+    return replace(profile, surfaces=with_launches(profile.surfaces, cases), launch_counts={})
 
 
 def without(profile: Profile, backend: str, op_class: str) -> Profile:
@@ -62,12 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--op-class", default="gemm")
     parser.add_argument("--drop", action="store_true")
+    parser.add_argument("--launches", action="store_true")
     options = parser.parse_args(arguments)
     path = PROFILES / f"{options.gpu}.json.gz"
     profile = Profile.load(path)
     warnings: list[str] = []
     if options.drop:
         made = without(profile, options.backend, options.op_class)
+    elif options.launches:
+        made = counted(profile, options.folder)
     else:
         made, warnings = refitted(profile, options.folder, options.backend, options.op_class)
     made.save(path)

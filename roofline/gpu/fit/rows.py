@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ from flopcast.roofline.gpu.fit.row_seconds import FitRow, graph_gap_of
 from flopcast.roofline.gpu.fit.surface import DOUBT_FACTOR
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
@@ -96,8 +98,7 @@ def fit_rows(
         device=device,
         peaks=peaks,
         ceilings=ceilings,
-        surfaces=surfaces,
-        launch_counts=_launch_counts(fitted),
+        surfaces=with_launches(surfaces, fitted),
         host=host,
         stack=dict(machine.get("stack", {})),
         provenance={
@@ -141,9 +142,16 @@ def others_share(rows: Iterable[Row]) -> float | None:
     return round(float(np.median(known)), 3) if known else None
 
 
-def _launch_counts(cases: Iterable[Case]) -> dict[KernelKind, float]:
-    counts: dict[KernelKind, list[int]] = defaultdict(list)
+def with_launches(surfaces: Mapping[SurfaceKey, Surface], cases: Iterable[Case]) -> dict[SurfaceKey, Surface]:
+    """The surfaces with how many kernels a call of each of their points launched; those of which no case tells stay."""
+    seen: dict[SurfaceKey, dict[tuple[float, ...], int]] = defaultdict(dict)
     for case in cases:
         if case.kernels:
-            counts[KernelKind(case.work.op_class, case.work.variant)].append(len(case.kernels))
-    return {kind: float(np.mean(counts[kind])) for kind in sorted(counts, key=str)}
+            seen[case.surface][case.work.features] = len(case.kernels)
+    found = dict(surfaces)
+    for key in surfaces.keys() & seen.keys():
+        surface = surfaces[key]
+        known = zip(surface.features, surface.launches or [0] * len(surface.features), strict=True)
+        counts = tuple([seen[key].get(sizes, count) for sizes, count in known])
+        found[key] = replace(surface, launches=counts).solved(surface.weights)
+    return found

@@ -56,8 +56,8 @@ class Profile:
     """What is known of one GPU (or processor) and its host.
 
     `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (`fit.rows.ceilings_of` has the names).
-    `launch_counts`: kernels that one call launches. `aliases`: backend names that stand for
-    another ("sdpa": the one torch picks).
+    `launch_counts`: kernels that one call launches, a mean, of profiles whose surfaces do not say. `aliases`: backend
+    names that stand for another ("sdpa": the one torch picks).
     """
 
     gpu: str
@@ -92,14 +92,6 @@ class Profile:
         """Size of the last-level cache, 0 where unknown."""
         return float(self.device.get("l2_bytes") or 0.0)
 
-    def launches(self, work: WorkLike, default: int = 1) -> int:
-        """Kernels that one call launches: as measured for its variant; an optimizer's call grows with its
-        tensors, so that `default` (torch's own rules) counts there if it is greater."""
-        count = self.launch_counts.get(KernelKind(work.op_class, work.variant))
-        if count is None:
-            return default
-        return max(round(count), default) if work.op_class == "optimizer" else round(count)
-
     def blocks(self, work: WorkLike, backend: str = "torch") -> int:
         """Thread blocks of a matrix product, of which each has a multiprocessor to itself; 0 for other work, and where
         no name of a kernel told."""
@@ -122,11 +114,9 @@ class Profile:
         one_by_one: list[tuple[int, GemmVariant]] = []
         few: set[int] = set()
         for i, (work, backend, cache) in enumerate(requests):
-            key = SurfaceKey(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+            key = self._key_of(work, backend, cache)
             surface = self.surfaces.get(key)
-            if surface is None and isinstance(work.variant, GemmVariant) and work.variant.form == "few":
-                key = replace(key, variant=replace(work.variant, form=""))
-                surface = self.surfaces.get(key)
+            if key.variant != work.variant:
                 few.add(i)
             if is_group_by_group(work.variant) and (surface is None or work.features not in surface.measured):
                 one_by_one.append((i, work.variant))
@@ -141,14 +131,15 @@ class Profile:
                     f"the profile of {self.gpu!r} gives no time for {name}: the parameters of that surface are wrong;"
                     " fit it anew with `flopcast fit DIR`"
                 )
-            columns = zip(members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True)
-            for i, seconds, sigma, likeness in columns:
+            for i, seconds, sigma, likeness, launches in zip(
+                members, *(column.tolist() for column in found), strict=True
+            ):
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
                 if requests[i][0].features in self.surfaces[key].measured:
                     basis = "measured"
                 if self.basis != "measured" or key in self.projected_kinds:  # another GPU's points, scaled
                     basis = "published" if key in self._refined else "extrapolated"
-                out[i] = Estimate(seconds, sigma, basis, name)
+                out[i] = Estimate(seconds, sigma, basis, name, round(launches))
         if missing:
             for i, (seconds, sigma, source) in zip(
                 missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
@@ -161,18 +152,35 @@ class Profile:
             )
             for (i, _), one, (_, number) in zip(one_by_one, each, products, strict=True):
                 sigma = math.hypot(one.sigma, IMBALANCE)
-                out[i] = Estimate(number * one.seconds, sigma, one.basis, f"{number} of {one.source}")
+                out[i] = Estimate(
+                    number * one.seconds, sigma, one.basis, f"{number} of {one.source}", number * one.launches
+                )
         found_all = [
             estimate._replace(sigma=math.hypot(estimate.sigma, FEW_ROWS_SIGMA)) if i in few else estimate
             for i, estimate in enumerate(out)
             if estimate is not None
         ]
+        if self.launch_counts:
+            found_all = [
+                one if one.launches else one._replace(launches=self._mean_launches(work))
+                for one, (work, _, _) in zip(found_all, requests, strict=True)
+            ]
         if not self._card_sigmas:
             return found_all
         return [
             estimate._replace(sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0)))
             for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
         ]
+
+    def _mean_launches(self, work: WorkLike) -> int:
+        return round(self.launch_counts.get(KernelKind(work.op_class, work.variant), 0))
+
+    def _key_of(self, work: WorkLike, backend: str, cache: str) -> SurfaceKey:
+        """The surface that answers for work, if any does: of products of few rows without one that of the others."""
+        key = SurfaceKey(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+        if key not in self.surfaces and isinstance(work.variant, GemmVariant) and work.variant.form == "few":
+            return replace(key, variant=replace(work.variant, form=""))
+        return key
 
     def _predict(
         self, requests: Sequence[Request], groups: Mapping[SurfaceKey, Sequence[int]]

@@ -40,9 +40,10 @@ Request = tuple[WorkLike, str, str]  # work, backend, cache
 
 class Estimate(NamedTuple):
     """One execution's kernel time. `sigma`: standard deviation of its logarithm. `source`: the surface or
-    rule used."""
+    rule used. `launches`: how many kernels it is; 0 where nothing measured tells."""
 
     seconds: float
     sigma: float
     basis: str
     source: str
+    launches: int = 0

@@ -48,9 +48,4 @@ def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) ->
             for name, found in source.card_spread["classes"].items()
         }
         notes["cards_lent"] = {"from": source.gpu, "classes": kept, "times": sqrt(2.0)}
-    return replace(
-        measured,
-        surfaces={**measured.surfaces, **lent},
-        launch_counts={**there.launch_counts, **measured.launch_counts},
-        provenance={**measured.provenance, **notes},
-    )
+    return replace(measured, surfaces={**measured.surfaces, **lent}, provenance={**measured.provenance, **notes})

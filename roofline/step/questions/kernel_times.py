@@ -54,7 +54,7 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
         if profile.device["type"] == "cpu" and backend == "triton":
             out[index]["reason"] = "backend triton needs a GPU"
             continue
-        seconds = found.seconds + gap * profile.launches(work)
+        seconds = found.seconds + gap * (without.launches or 1)
         spread = exp(Z_90 * found.sigma)
         dtype = getattr(work.shape, "dtype", "bf16")
         if dtype not in rates:

@@ -65,14 +65,14 @@ def count_parameters(stream: Stream, tokens: int) -> Parameters:
     if not frozen and not banks:
         return Parameters(n_params, n_params, 6 * n_params * tokens)
     uses = _uses(stream, frozen | banks)
-    active = _active(uses, banks, tokens)
+    passed = _active(uses, banks, tokens)
     lacking = 0  # of 6 FLOPs for each parameter and token
     for storage, use in uses.items():
         each = 6 if storage not in frozen else 2 * use.in_forward + 2 * use.in_backward
-        lacking += 6 * use.numel - each * active[storage]
+        lacking += 6 * use.numel - each * passed[storage]
     return Parameters(
         trained=n_params - sum(uses[storage].numel for storage in frozen),
-        active=n_params - sum(use.numel - active[storage] for storage, use in uses.items()),
+        active=n_params - sum(use.numel - passed[storage] for storage, use in uses.items()),
         flops_6n=(6 * n_params - lacking) * tokens,
     )
 

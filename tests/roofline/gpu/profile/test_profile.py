@@ -193,11 +193,41 @@ def test_an_empty_profile_still_answers_from_bytes_and_flops() -> None:
     assert small.sigma >= 0.5
 
 
-def test_launch_counts() -> None:
-    assert PROFILE.launches(moved(1 << 20)) == 1
-    assert PROFILE.launches(moved(1 << 20, "reduction", "y"), default=1) == 2
-    assert PROFILE.launches(moved(1 << 20, "optimizer", "x"), default=40) == 40
-    assert PROFILE.launches(moved(1 << 20, "softmax", "z"), default=3) == 3
+def launched(profile: Profile, *works: Piece, backend: str = "torch") -> list[int]:
+    return [one.launches for one in profile.estimate([(work, backend, "cold") for work in works])]
+
+
+def test_launch_counts_of_a_profile_whose_surfaces_do_not_say() -> None:
+    works = moved(1 << 20), moved(1 << 20, "reduction", "y"), moved(1 << 20, "softmax", "z")
+    assert launched(PROFILE, *works) == [1, 2, 0]
+
+
+def test_a_call_launches_what_the_measured_one_most_alike_did() -> None:
+    key = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
+    surface = PROFILE.surfaces[key]
+    counts = tuple(3 if sizes[2] > 10 else 1 for sizes in surface.features)
+    assert {1, 3} == set(counts)
+    counted = replace(PROFILE, surfaces={**PROFILE.surfaces, key: replace(surface, launches=counts)})
+    seen = [product(*(round(2**size) for size in sizes)) for sizes in surface.features]
+    assert launched(counted, *seen) == list(counts)
+    assert launched(PROFILE, *seen) == [0] * len(counts)
+    kept = Profile.from_json(counted.to_json())
+    assert kept.surfaces[key].launches == counts
+    alike = replace(counted, surfaces={key: replace(surface, launches=(2,) * len(counts))})
+    record = alike.to_json()
+    assert record["surfaces"][str(key)]["launches"] == (2,)  # one number for all
+    assert launched(Profile.from_json(record), *seen) == [2] * len(counts)
+
+
+def test_heads_that_share_keys_launch_what_others_that_share_did() -> None:
+    key = SurfaceKey.parse("sdpa-flash/attention/fwd/causal/bf16/d128/cold")
+    surface = PROFILE.surfaces[key]
+    counts = tuple(6 if group else 4 for _, group, _ in surface.features)
+    near = replace(surface, features=tuple((a, float(i % 2), c) for i, (a, _, c) in enumerate(surface.features)))
+    counts = tuple(6 if group else 4 for _, group, _ in near.features)
+    profile = replace(PROFILE, surfaces={key: replace(near, launches=counts)})
+    pieces = [replace(ATTENTION, features=(a, 1.0 - group, c)) for a, group, c in near.features]
+    assert launched(profile, *pieces, backend="sdpa") == [10 - count for count in counts]
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
