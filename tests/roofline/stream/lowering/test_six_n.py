@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.stream.library.modules import Module
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
+from flopcast.roofline.stream.model.models import with_depth
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
 
+H200 = find_profile("nvidia-h200").device
+EXPERT_ROWS = 320
 WIDTH, ROWS = 32, 8
 LAYER = WIDTH * WIDTH + WIDTH
 
@@ -19,6 +31,11 @@ def mlp(*are_trained: bool) -> torch.nn.Sequential:
     for layer, is_trained in zip(model, are_trained, strict=True):
         layer.requires_grad_(is_trained)
     return model
+
+
+def flops_of(stream: Stream) -> int:
+    lowered = ((lower(stream, op), times) for op, times in zip(stream.ops, times_run(stream), strict=True))
+    return sum(describe(*work).flops * times for work, times in lowered if work is not None)
 
 
 def counted(module: torch.nn.Module, **options: Any) -> Parameters:
@@ -86,3 +103,51 @@ def test_active_experts_of_transformers_qwen3_moe(options: dict[str, Any]) -> No
     active = total - experts * 6 // 8
     tokens = 2 * 32 * options.get("accumulate", 1)
     assert count_parameters(stream, tokens) == Parameters(total, active, 6 * active * tokens)
+
+
+class Experts(torch.nn.Module):
+    """Experts of which each takes as many rows, by torch.bmm: two of eight for a row at the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(WIDTH, 8, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(8, WIDTH, 2 * WIDTH))
+        self.down = torch.nn.Parameter(torch.randn(8, 2 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, index = self.router(x).t().topk(x.shape[0] * 2 // 8, dim=-1)
+        rows = torch.bmm(torch.relu(torch.bmm(x[index], self.up)), self.down)
+        return x.index_add(0, index.flatten(), rows.flatten(0, 1).to(x.dtype))
+
+
+def experts() -> tuple[torch.nn.Module, torch.Tensor]:
+    return torch.nn.Sequential(Experts(), Experts()), torch.randn(EXPERT_ROWS, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [
+        *((mode, precision) for mode in ("eager", "compile") for precision in ("autocast-bf16", "bf16", "fp32")),
+        ("compile-graphs", "autocast-bf16"),
+    ],
+)
+def test_active_experts_and_flops_are_as_many_in_every_mode(mode: str, precision: str) -> None:
+    run = Run(mode=mode, precision=precision)
+    stream = Module(f"{__file__}:experts").stream(run, run.device_of(H200))
+    bank, router = 8 * WIDTH * 2 * WIDTH, 8 * WIDTH
+    assert count_parameters(stream, EXPERT_ROWS).active == 2 * (router + 2 * bank // 4)
+    # three products of each bank, but for the gradient of the model's input; the choice of rows passes no gradient on
+    assert flops_of(stream) == 2 * EXPERT_ROWS * (11 * bank // 4 + 2 * router)
+
+
+@pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
+@pytest.mark.parametrize("depth", [2, 5])
+def test_active_experts_of_compiled_layers_that_stand_for_several(mode: str, depth: int) -> None:
+    """Experts in bf16 are in the graphs, where one layer stands for all between the first and the last."""
+    run = Run(batch=2, seq=32, precision="bf16")
+    eager, compiled = (
+        count_parameters(get_stream(with_depth(MOE, depth), one.traced_on(one.device_of(H200))), run.tokens)
+        for one in (run, replace(run, mode=mode))
+    )
+    assert compiled == eager
+    assert compiled.active < compiled.trained
