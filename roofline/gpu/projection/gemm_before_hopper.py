@@ -72,6 +72,7 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
         # the inputs of the law: the sizes and one more
         residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),
         own=(),
+        launches=(),  # which products are divided on other chips, in two kernels, is not known
         has_base=False,
         base=None,
     )
