@@ -446,7 +446,7 @@ def _linked(stream: Stream, pairs: Sequence[tuple[int, int]]) -> list[int]:
             if home is not None and next_home == home + 1 and following.setdefault(old, new) != new:
                 raise NotDerivable("the second and the third layer use memory in other ways")
     preceding = {new: old for old, new in following.items()}
-    touched = {(role, homes[storage]): storage for storage, role in enumerate(_first_touched(stream))}
+    touched = {(role, homes[storage]): storage for storage, role in enumerate(_storage_roles(stream))}
     for (role, home), new in touched.items():
         if home is not None and new not in preceding:
             before_it = touched.get((role, home - 1))
@@ -456,21 +456,6 @@ def _linked(stream: Stream, pairs: Sequence[tuple[int, int]]) -> list[int]:
     for storage in sorted(preceding, key=lambda storage: homes[storage] or 0):
         roles[storage] = roles[preceding[storage]]
     return roles
-
-
-def _first_touched(stream: Stream) -> list[Any]:
-    """Returns where the ops of its layer first touch each storage: (phase, operator, module, n-th of them, n-th
-    operand)."""
-    found: list[Any] = [("once", i) for i in range(len(stream.storages))]
-    counts: Counter[Any] = Counter()
-    for op in stream.ops:
-        part = op.phase, op.name, _rename(op.module, op.layer, -1)
-        counts[part, op.layer] += 1
-        for operand, tensor in enumerate((*op.inputs, *op.outputs)):
-            storage = stream.tensors[tensor].storage
-            if found[storage][0] == "once" and stream.storages[storage].layer == op.layer:
-                found[storage] = (*part, counts[part, op.layer], operand)
-    return found
 
 
 def _likes(stream: Stream, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
@@ -489,28 +474,33 @@ def _likes(stream: Stream, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, 
 def _storage_roles(stream: Stream) -> list[Any]:
     """Returns the role of each storage in its layer, equal for corresponding storages of different layers.
 
-    The role is where the layer's own operations first touch it: (phase, n-th op of the layer, n-th operand);
-    for what only an optimizer over all parameters touches, its place among its layer's tensors. So are parameters of a
-    compiled step, whose launches are of no layer, and their gradients and states.
+    The role is where the layer's own operations first touch it: (phase, operator, module, n-th of these calls, n-th
+    operand). All of a layer's calls are not counted together, since the first layer's are fewer behind a frozen
+    embedding: there is no gradient of its input. What no operation of its layer touches is like nothing in other
+    layers; but of a compiled step, whose launches are of no layer, the role of parameters, gradients and states is
+    their place among their layer's tensors in the optimizer's lists.
     """
-    is_compiled = "repeated" in stream.meta
-    roles: list[Any] = [None if s.layer is not None else ("once", i) for i, s in enumerate(stream.storages)]
-    counts: dict[tuple[str, int | None], int] = {}
-    for position, op in sorted(enumerate(stream.ops), key=lambda each: is_compiled and each[1].phase != "optimizer"):
-        refs = [stream.tensors[t].storage for t in op.inputs + op.outputs]
+    homes = [storage.layer for storage in stream.storages]
+    roles: list[Any] = [("once", i) for i in range(len(homes))]
+    if "repeated" in stream.meta:
+        for position, op in enumerate(stream.ops):
+            places: Counter[int | None] = Counter()
+            for tensor in (*op.inputs, *op.outputs) if op.phase == "optimizer" else ():
+                storage = stream.tensors[tensor].storage
+                places[homes[storage]] += 1
+                if homes[storage] is not None and roles[storage][0] == "once":
+                    roles[storage] = ("list", position, places[homes[storage]])
+    counts: Counter[Any] = Counter()
+    for op in stream.ops:
         if op.layer is None:
-            ordinal: dict[int | None, int] = {}
-            for storage in refs:
-                home = stream.storages[storage].layer
-                ordinal[home] = ordinal.get(home, -1) + 1
-                if roles[storage] is None:
-                    roles[storage] = ("list", position, ordinal[home])
             continue
-        place = counts[op.phase, op.layer] = counts.get((op.phase, op.layer), -1) + 1
-        for operand, storage in enumerate(refs):
-            if roles[storage] is None and stream.storages[storage].layer == op.layer:
-                roles[storage] = (op.phase, place, operand)
-    return [("once", i) if role is None else role for i, role in enumerate(roles)]
+        part = op.phase, op.name, _rename(op.module, op.layer, -1)
+        counts[part, op.layer] += 1
+        for operand, tensor in enumerate((*op.inputs, *op.outputs)):
+            storage = stream.tensors[tensor].storage
+            if homes[storage] == op.layer and roles[storage][0] == "once":
+                roles[storage] = (*part, counts[part, op.layer], operand)
+    return roles
 
 
 @lru_cache(maxsize=65536)

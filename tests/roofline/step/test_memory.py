@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from flopcast.kernels.shapes import Operand
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory import needed_bytes, peak_bytes, rounded, workspace_bytes
+from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.model.models import make_config, with_depth
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
@@ -39,14 +42,51 @@ def test_more_of_anything_needs_more(tiny: dict[str, Any], traced: Tracing) -> N
     assert by_seq == sorted(set(by_seq))
 
 
-@pytest.mark.parametrize("precision", ["autocast-bf16", "bf16"])
+@pytest.mark.parametrize("depth", [4, 7])
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"precision": "autocast-bf16"},
+        {"precision": "bf16"},  # a layer's input is its residual, and freed two layers on
+        {"finetune": "lora"},
+        {"finetune": "lora", "checkpoint": "full"},
+        {"finetune": "lora", "base_dtype": "fp32", "lora_targets": "q_proj,v_proj", "accumulate": 2},
+        {"finetune": "qlora"},
+        {"finetune": "qlora", "optimizer": "adamw8bit", "lora_rank": 64, "clip": 1.0},
+        {"finetune": "qlora", "checkpoint": "full"},
+    ],
+    ids=str,
+)
 def test_layers_that_were_unfolded_need_what_traced_ones_do(
-    tiny: dict[str, Any], traced: Tracing, precision: str
+    tiny: dict[str, Any], traced: Tracing, run: dict[str, Any], depth: int
 ) -> None:
-    """In bf16 a layer's input is its residual, and freed two layers on."""
-    how = {"folded": False, "precision": precision, "batch": 16, "seq": 256}
-    unfolded, whole = to_depth(traced(tiny, **how), 6), traced(with_depth(tiny, 6), **how)
+    """To less than the smallest of a layer's residuals, whose storages must be matched with one another for this."""
+    if "finetune" in run:
+        pytest.importorskip("peft")
+    how = {"folded": False, "batch": 16, "seq": 128, "optimizer": "adamw-fused", **run}
+    unfolded, whole = to_depth(traced(tiny, **how), depth), traced(with_depth(tiny, depth), **how)
     assert peak_bytes(unfolded) == pytest.approx(peak_bytes(whole), abs=1024)
+
+
+@pytest.mark.parametrize("precision", ["autocast-bf16", "bf16"])
+def test_layers_behind_a_frozen_embedding_need_what_traced_ones_do(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """The first layer has no gradient of its input to compute: its calls are fewer than the others'."""
+
+    def with_frozen_embedding(model: Any, *_: Any) -> Any:
+        model.get_input_embeddings().requires_grad_(False)
+        return model
+
+    monkeypatch.setattr("flopcast.roofline.stream.tracer.trace.fine_tuned", with_frozen_embedding)
+    how = Traced(batch=16, seq=128, optimizer="adamw-fused", precision=precision)
+    untied = {**tiny, "tie_word_embeddings": False}
+    folded = trace_now(untied, how)
+    calls = Counter(op.layer for op in folded.ops if op.phase == "backward")
+    assert calls[0] < calls[1] == calls[2]
+    for depth in (4, 7):
+        whole = peak_bytes(trace_now(with_depth(untied, depth), how))
+        assert peak_bytes(to_depth(folded, depth)) == pytest.approx(whole, abs=1024)
 
 
 def test_at_least_weights_and_optimizer(tiny: dict[str, Any], traced: Tracing) -> None:
