@@ -1,4 +1,4 @@
-"""Holds real steps of fine-tuning, inference and image models against their forecasts, and writes the tables.
+"""Holds real steps of fine-tuning, inference, image models and bitsandbytes against forecasts, and writes the tables.
 
     python -m studies.beside_evidence [SUITE ...]     validation.csv and README.md in reports/nvidia-h200/SUITE
 
@@ -22,6 +22,7 @@ SUITES = {
     "fine-tune": "Fine-tuning and optimizers",
     "inference": "Calls of inference, in bf16",
     "images": "Image models",
+    "bitsandbytes": "QLoRA and AdamW in 8 bits, by bitsandbytes",
 }
 
 TIMED_ONCE = (
@@ -32,11 +33,13 @@ TIMED_ONCE = (
 def is_seen(row: StepComparison) -> bool:
     """Whether a mending has seen the step: the host of a call without gradients is of four decodes, and that another
     kernel puts a large cache together was found in a fifth; that Muon copies what it adds to, and that its and
-    Adafactor's Python is a call a tensor, was found in their steps."""
+    Adafactor's Python is a call a tensor, was found in their steps; in those of QLoRA that residuals behind a frozen
+    embedding were never released."""
     plan = row.plan
     if plan.group == "inference":
         return plan.phase == "decode" and (plan.name == "qwen3-0.6b" or (plan.name, plan.batch) == ("llama-3.2-1b", 32))
-    return plan.optimizer in ("muon", "adafactor-foreach") and plan.name == "qwen3-0.6b"
+    is_of_optimizer = plan.optimizer in ("muon", "adafactor-foreach") and plan.name == "qwen3-0.6b"
+    return is_of_optimizer or (plan.finetune == "qlora" and plan.checkpoint == "none")
 
 
 def was_timed_once(row: StepComparison) -> bool:
