@@ -265,7 +265,7 @@ def test_a_cache_grows_by_a_kernel_of_its_own() -> None:
 
 def test_what_puts_tensors_together_takes_what_an_h200_measured() -> None:
     """Two rows that were held out, of a contiguous cache and of halves of 100 MB. GPT-2's growing cache, to which each
-    token's row comes as a part of another tensor, is of a size between the rows of 83 and 443 MB, 0.65 and 0.67 TB/s."""
+    token's row comes as a part of another tensor, lies between rows of 83 and 443 MB, 0.65 and 0.67 TB/s."""
     cache, token = half(25, 8, 2000, 64), half(25, 8, 1, 64)
     both = (15, 16, 768, 64)
     one, other = half(*both, stride=(786432, 64, 1024, 1)), half(*both, stride=(1572864, 128, 2048, 1))
