@@ -6,9 +6,8 @@ The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisi
 `studies.bitsandbytes_kernels`, in reports/nvidia-h200/*/kernels and kernels-2. A kind is added where the profile has
 none of it, or none that is nearly as large: a cache of keys and values is a hundred times what a rotary embedding puts
 together by the same kernel. A kind of which there are more later rows than the profile has points is fitted anew:
-products in fp32 and tf32 had 15 points a layout. So are kinds of TOLD_APART of which the cards have rows and the
-profile none, and those that no row is of any more go. Each is fitted to the cards' rows of the kind too, where there
-are any. All other kinds stay.
+products in fp32 and tf32 had 15 points a layout. So are kinds of TOLD_APART, of which those go that no row is of any
+more. Each is fitted to the cards' rows of the kind too, where there are any. All other kinds stay.
 """
 
 from __future__ import annotations
@@ -102,10 +101,8 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
         largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
     anew = largest.keys() - (known - outnumbered(profile, cases))
-    of_cards = {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
-    held = {key.kind for key in profile.surfaces}
-    anew |= of_cards - held
-    stale = {kind for kind in held - of_cards if earlier and kind.op_class in TOLD_APART}
+    anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
+    stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew and not _is_left_out(case)]
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]

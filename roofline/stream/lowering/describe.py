@@ -27,9 +27,6 @@ _IN_TURN = 16
 FEW_ROWS = 64
 
 
-_HALVES = ("bf16", "fp16")
-
-
 @dataclass(frozen=True)
 class Work:
     """A shape as the performance model sees it. `bytes` counts each operand moved once; `features` are log2 sizes."""
@@ -157,24 +154,25 @@ def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[fl
 
 
 def _is_vectorized(call: Call) -> bool:
-    """Whether tensors of 16-bit numbers are put together by a kernel that reads 16 bytes at a time: where each is
-    contiguous and makes up whole multiples of them in a row of the result. Large ones are put together at 4 TB/s so on
-    an H200, else at 1 (aten/src/ATen/native/cuda/Shape.cu)."""
+    """Whether tensors are put together by a kernel that reads 16 bytes at a time: where each is contiguous, of one
+    dtype, and makes up whole multiples of them in a row of the result. Large ones are put together at 4 TB/s so on an
+    H200, else at 1 or 2 (aten/src/ATen/native/cuda/Shape.cu)."""
     arguments = json.loads(call.args)
     along = arguments[1] if len(arguments) > 1 else 0
-    return all(
-        operand.dtype in _HALVES
-        and operand.is_contiguous
-        and prod(operand.shape[along % max(len(operand.shape), 1) :]) % 8 == 0
+    return len({operand.dtype for operand in call.inputs}) == 1 and all(
+        operand.is_contiguous
+        and prod(operand.shape[along % max(len(operand.shape), 1) :]) * DTYPE_BYTES[operand.dtype] % 16 == 0
         for operand in call.inputs
     )
 
 
 def _is_uneven(call: Call) -> bool:
-    """Whether one of these tensors of 16-bit numbers has more than all others. The kernel gives each as many threads,
-    of which most then have nothing to do: a row is added to a large cache at 0.65 TB/s, halves make up a whole at 1."""
-    sizes = [operand.numel for operand in call.inputs if operand.dtype in _HALVES]
-    return len(sizes) == len(call.inputs) and 2 * max(sizes, default=0) > sum(sizes)
+    """Whether one of these tensors, of one floating-point dtype, has more than all others. The kernel gives each as
+    many threads, of which most then have nothing to do: a row is added to a large cache of 16-bit numbers at 0.65 TB/s,
+    halves make up a whole at 1."""
+    dtypes, sizes = {operand.dtype for operand in call.inputs}, [operand.numel for operand in call.inputs]
+    is_one = len(dtypes) == 1 and dtypes < {"bf16", "fp16", "fp32"}
+    return is_one and len(sizes) > 1 and 2 * max(sizes) > sum(sizes)
 
 
 # Calls that multiply matrices but are not one product: described by the products they amount to. 2 FLOPs per FMA.

@@ -229,7 +229,7 @@ def test_products(m: int, n: int, k: int, layout: str) -> None:
     assert [round(2**f) for f in work.features[:3]] == [m, n, k]
 
 
-def half(*shape: int, stride: tuple[int, ...] = (), dtype: Dtype = "bf16") -> Operand:
+def tensor(*shape: int, stride: tuple[int, ...] = (), dtype: Dtype = "bf16") -> Operand:
     whole = contiguous(*shape)
     return replace(whole, dtype=dtype, stride=stride or whole.stride)
 
@@ -248,28 +248,29 @@ def test_a_cache_grows_by_a_kernel_of_its_own() -> None:
     def pattern(along: int, *operands: Operand) -> str:
         return str(put_together(along, *operands).variant).rpartition("|")[2]
 
-    cache, token = (half(2, 4, n, 64) for n in (8, 1))
+    cache, token = (tensor(2, 4, n, 64) for n in (8, 1))
     assert pattern(-2, cache, token) == pattern(-2, cache, replace(token, stride=(256, 64, 64, 1))) == "rows"
     assert pattern(-1, cache, cache) == "rows"  # 4 TB/s
     assert pattern(-1, cache, cache, cache) == "rows"
-    assert pattern(-1, half(4, 3), half(4, 3)) == "a>a"  # rows of 6 bytes
-    rotated = half(2, 4, 8, 64, stride=(4096, 1024, 128, 1))
+    assert pattern(-1, tensor(4, 3), tensor(4, 3)) == "a>a"  # rows of 6 bytes
+    rotated = tensor(2, 4, 8, 64, stride=(4096, 1024, 128, 1))
     assert pattern(-1, cache, rotated) == "a>a"  # 1 TB/s
-    strided = half(2, 4, 1, 64, stride=(2304, 64, 2304, 1))
+    strided = tensor(2, 4, 1, 64, stride=(2304, 64, 2304, 1))
     assert pattern(-2, cache, strided) == "a>a uneven"  # 0.65 TB/s
     assert pattern(-2, strided, cache).endswith(" uneven")
-    # of others no rows tell them apart
-    wide = half(2, 4, 8, 64, dtype="fp32")
-    assert pattern(-2, wide, half(2, 4, 1, 64, dtype="fp32")) == pattern(-1, wide, wide) == "a>a"
+    wide = tensor(2, 4, 8, 64, dtype="fp32")
+    assert pattern(-2, wide, tensor(2, 4, 1, 64, dtype="fp32")) == pattern(-1, wide, wide) == "rows"
+    assert pattern(-2, wide, replace(strided, dtype="fp32")) == "a>a uneven"
+    assert pattern(-2, wide, strided) == "a>a", "of two dtypes: another kernel"
 
 
 def test_what_puts_tensors_together_takes_what_an_h200_measured() -> None:
     """Two rows that were held out, of a contiguous cache and of halves of 100 MB. GPT-2's growing cache, to which each
     token's row comes as a part of another tensor, lies between rows of 83 and 443 MB, 0.65 and 0.67 TB/s."""
-    cache, token = half(25, 8, 2000, 64), half(25, 8, 1, 64)
+    cache, token = tensor(25, 8, 2000, 64), tensor(25, 8, 1, 64)
     both = (15, 16, 768, 64)
-    one, other = half(*both, stride=(786432, 64, 1024, 1)), half(*both, stride=(1572864, 128, 2048, 1))
-    grown, row = half(64, 12, 1024, 64), half(64, 12, 1, 64, stride=(2304, 64, 2304, 1))
+    one, other = tensor(*both, stride=(786432, 64, 1024, 1)), tensor(*both, stride=(1572864, 128, 2048, 1))
+    grown, row = tensor(64, 12, 1024, 64), tensor(64, 12, 1, 64, stride=(2304, 64, 2304, 1))
     works = [put_together(-2, cache, token), put_together(-1, one, other), put_together(-2, grown, row)]
     found = find_profile("nvidia-h200").estimate([(work, "torch", "cold") for work in works])
     speeds = [work.bytes / each.seconds / 1e12 for work, each in zip(works, found, strict=True)]
