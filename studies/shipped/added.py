@@ -6,8 +6,9 @@ The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisi
 `studies.bitsandbytes_kernels`, in reports/nvidia-h200/*/kernels and kernels-2. A kind is added where the profile has
 none of it, or none that is nearly as large: a cache of keys and values is a hundred times what a rotary embedding puts
 together by the same kernel. A kind of which there are more later rows than the profile has points is fitted anew:
-products in fp32 and tf32 had 15 points a layout. So are kinds of TOLD_APART, of which those go that no row is of any
-more. Each is fitted to the cards' rows of the kind too, where there are any. All other kinds stay.
+products in fp32 and tf32 had 15 points a layout. Convolutions, whose surfaces hold every window, are fitted to all rows
+of either. Each is fitted to the cards' rows of the kind too, where there are
+any. All other kinds stay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flopcast.roofline.gpu.fit.rows import with_launches
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.library.profiles import SOURCE
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.variants import KernelKind, SurfaceKey
+from flopcast.roofline.stream.lowering.variants import ConvVariant, KernelKind, SurfaceKey
 from studies.command import parser_of
 from studies.imports import ROOT
 
@@ -101,8 +102,7 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
         largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
     anew = largest.keys() - (known - outnumbered(profile, cases))
-    anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
-    stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
+    anew |= {case.surface.kind for case in earlier if case.work.op_class == "conv"}
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew and not _is_left_out(case)]
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]
@@ -134,6 +134,8 @@ def held_out(profile: Profile, cases: Sequence[Case]) -> Mapping[str, tuple[int,
     estimates = profile.estimate([(case.work, case.backend, case.cache) for case in held])
     for case, estimate in zip(held, estimates, strict=True):
         name = "decode" if case.work.op_class == "attention" else case.work.op_class
+        if isinstance(case.work.variant, ConvVariant) and case.work.variant.form == "depthwise":
+            name = "depthwise"
         errors[name].append(abs(estimate.seconds / case.seconds - 1))
     return {
         name: (len(own), float(np.median(own)), float(np.quantile(own, 0.9))) for name, own in sorted(errors.items())

@@ -3,9 +3,9 @@ of language models with AdamW, where no case of the suite "standard" is of its k
 
 Of inference: products of few rows, for which libraries have kernels of their own, the attention of one token over a
 long cache, the copies that grow the cache, and products of weights in fp8 and int4 with the casts around them. Of
-fine-tuning: what other optimizers launch. Of images: convolutions by group, of which every window and number of groups
-has kernels of its own, and what stands around them. Of precisions: random products in fp32, tf32 and fp16, what
-autocast to fp16 and its gradient scaler launch, and experts in bf16.
+fine-tuning: what other optimizers launch. Of images: convolutions of all forms, and what stands around them. Of
+precisions: random products in fp32, tf32 and fp16, what autocast to fp16 and its gradient scaler launch, and experts in
+bf16.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ SOURCES = {
     PRECISIONS: {"fit": _PRECISIONS, "holdout": _HELD_PRECISIONS},
 }
 CALLS = {"fit": CallPlan(others=12, largest=4 * 10**9), "holdout": CallPlan(others=3, largest=4 * 10**9)}
-FEWER = {"fit": CallPlan(others=5, largest=2 * 10**9), "holdout": CallPlan(others=1, largest=2 * 10**9)}  # of images
+# Of images; a variant of convolutions holds every window and number of channels.
+FEWER = {
+    "fit": CallPlan(conv=60, others=5, largest=2 * 10**9),
+    "holdout": CallPlan(conv=12, others=1, largest=2 * 10**9),
+}
 FEWEST = {role: replace(plan, others=(plan.others + 1) // 2) for role, plan in FEWER.items()}
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
@@ -112,7 +116,11 @@ def cases_of(name: str) -> list[SuiteCase]:
     for is_packed in (False, True):  # weights of few bits last, of which only what nothing before has counts
         for role, sources in SOURCES[name].items():
             own = [source for source in sources if (source.base_dtype in QUANTISED) is is_packed]
-            new = [work for work in works(own, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
+            new = [
+                work
+                for work in works(own, "cuda")
+                if isinstance(work.shape, Call) and (_kind(work) not in known or work.op_class == "conv")
+            ]
             drawn_below = [work for work in new if work.op_class in ("attention", "gemm") and name == INFERENCE]
             plan = {IMAGES: FEWER, PRECISIONS: FEWEST}.get(name, CALLS)[role]
             cases += call_cases([work for work in new if work not in drawn_below], plan, role, without=fitted)

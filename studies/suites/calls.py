@@ -36,6 +36,7 @@ class CallPlan:
     reduction: int | None = None
     embedding: int | None = None
     optimizer: int | None = None
+    conv: int | None = None
     others: int = 10
     largest: int = 16 * 10**9
 
@@ -50,10 +51,10 @@ class CallPlan:
 PLANS = {
     ("quick", "fit"): CallPlan(reduction=5, others=4, largest=6 * 10**9),
     ("quick", "holdout"): CallPlan(others=0),
-    ("standard", "fit"): CallPlan(pointwise=16, copy=20, reduction=36, embedding=20, optimizer=14, others=10),
-    ("standard", "holdout"): CallPlan(pointwise=4, copy=5, reduction=8, embedding=5, optimizer=4, others=3),
-    ("full", "fit"): CallPlan(pointwise=24, copy=28, reduction=50, embedding=30, optimizer=20, others=16),
-    ("full", "holdout"): CallPlan(pointwise=6, copy=8, reduction=12, embedding=8, optimizer=6, others=5),
+    ("standard", "fit"): CallPlan(pointwise=16, copy=20, reduction=36, embedding=20, optimizer=14, conv=40, others=10),
+    ("standard", "holdout"): CallPlan(pointwise=4, copy=5, reduction=8, embedding=5, optimizer=4, conv=12, others=3),
+    ("full", "fit"): CallPlan(pointwise=24, copy=28, reduction=50, embedding=30, optimizer=20, conv=64, others=16),
+    ("full", "holdout"): CallPlan(pointwise=6, copy=8, reduction=12, embedding=8, optimizer=6, conv=20, others=5),
     ("cpu-quick", "fit"): CallPlan(others=3),
     ("cpu-quick", "holdout"): CallPlan(others=1),
 }

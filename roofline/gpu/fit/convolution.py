@@ -1,56 +1,48 @@
-"""Priors of convolution surfaces, from the surfaces of the same direction, dtype and layout. Used at fit time."""
+"""Priors of convolution surfaces, from the device's ceilings. Used at fit time."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 
-from flopcast.roofline.gpu.fit import surface
-from flopcast.roofline.gpu.fit.priors import Belief, Prior, typical
-from flopcast.roofline.gpu.fit.surface import Points
+from flopcast.roofline.gpu.fit.priors import Belief, Prior
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
-from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
+from flopcast.roofline.stream.lowering.variants import ConvVariant
 
-# Start values: three kernels per call; products at 0.4 of the peak; tensors read and written once, or three times where
-# the call changes their layout.
-KERNELS, SHARE_OF_PEAK = 3.0, 0.4
-PASSES = {"nchw": 3.0, "nhwc": 1.0}
-WIDE, LEAST = 0.8, 0.25
-AMPLITUDE, WHITE, LEVEL = 0.15, 0.05, 0.1
-
-
-def conv_priors(
-    groups: Mapping[SurfaceKey, Points], floor: float, bandwidth: float, peaks: Mapping[str, float], sm_count: float
-) -> dict[SurfaceKey, Prior]:
-    """The prior of each surface, from the points of all.
-
-    Each law is first fitted with a prior from the ceilings; the median and spread of the fitted parameters of a
-    direction, dtype and layout are then the prior of each surface of that group."""
-    first: dict[SurfaceKey, tuple[Prior, dict[str, float]]] = {}
-    kin: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
-    for key, points in groups.items():
-        dtype, layout = _kin(key)[1:]
-        peak = peaks.get("tf32" if dtype == "fp32" else dtype) or min(peaks.values(), default=1e12)
-        law = {
-            "floor": Belief(KERNELS * floor, WIDE),
-            "rate": Belief(SHARE_OF_PEAK * peak, WIDE),
-            "bandwidth": Belief(bandwidth / PASSES.get(layout, 1.0), WIDE),
-        }
-        hyper = Residual((3.0, 3.0, 3.0, 2.0), AMPLITUDE, WHITE, (LEVEL,))
-        prior = Prior(law, {"sm_count": sm_count}, hyper)
-        params = surface.fit_law("conv", key.variant, points, prior)
-        first[key] = prior, params
-        kin[_kin(key)].append(params)
-    priors = {}
-    for key, (prior, _) in first.items():
-        alike = kin[_kin(key)]
-        priors[key] = replace(prior, law={term: typical(alike, term, LEAST, WIDE) for term in prior.law})
-    return priors
+# Start values: two kernels per call; products at half the peak; tensors at the bandwidth of a copy, converted at half
+# of it, weights and biases at a fifth, by few blocks. Of depthwise ones a multiplication takes what the cores that are
+# not for matrices need, in torch's kernel for the weights a warp's turn 150 ns, and a block 5 ns.
+KERNELS, CONVERSIONS, SHARE_OF_PEAK = 2.0, 6.0, 0.5
+CONVERSION, SLOW = 0.5, 0.2
+TAP_RATE, RATE, TURN, EACH = 2e12, 1e12, 1.5e-7, 5e-9
+WIDE, WIDEST = 0.8, 1.6  # of what ceilings tell, and of what they do not
+AMPLITUDE, WHITE, LEVEL = 0.15, 0.04, 0.1
+LENGTHS = (3.0,) * 6
 
 
-def _kin(key: SurfaceKey) -> tuple[str, str, str]:
-    """Direction, dtype and layout."""
-    variant = key.variant
-    assert isinstance(variant, ConvVariant), key
-    return variant.direction, variant.dtype, variant.layout
+def conv_prior(variant: ConvVariant, floor: float, bandwidth: float, peaks: Mapping[str, float]) -> Prior:
+    """The prior of a surface: `floor` in seconds, `bandwidth` in bytes per second, `peaks` in FLOP/s by dtype."""
+    law = {
+        "floor": Belief(KERNELS * floor, WIDE),
+        "bandwidth": Belief(bandwidth, WIDE),
+        "bias_bandwidth": Belief(SLOW * bandwidth, WIDE),
+    }
+    is_backward, is_converted = variant.direction != "fwd", variant.layout != "nhwc"
+    if variant.form.startswith("depthwise"):
+        law |= {"tap_rate": Belief(TAP_RATE, WIDEST), "result_rate": Belief(RATE, WIDEST)}
+        if is_backward:
+            law |= {"input_tap_rate": Belief(TAP_RATE, WIDEST), "input_rate": Belief(RATE, WIDEST)}
+            law |= {"each": Belief(EACH, WIDEST)}
+        if is_backward and is_converted:
+            law |= {"turn": Belief(TURN, WIDE)}
+    else:
+        peak = peaks.get("tf32" if variant.dtype == "fp32" else variant.dtype) or min(peaks.values(), default=1e12)
+        law |= {"rate": Belief(SHARE_OF_PEAK * peak, WIDE)}
+        if is_converted:
+            law |= {"conversion_bandwidth": Belief(CONVERSION * bandwidth, WIDE)}
+            is_point = variant.form.startswith("point")
+            law |= (
+                {"conversion_floor": Belief(CONVERSIONS * floor, WIDE)}
+                if is_point
+                else {"weight_bandwidth": Belief(SLOW * bandwidth, WIDE)}
+            )
+    return Prior(law, {}, Residual(LENGTHS, AMPLITUDE, WHITE, (LEVEL,)))

@@ -249,7 +249,11 @@ def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points:
     gradient.
 
     Few points on round sizes say how a law of up to 16 parameters fits these, not how far a library jumps between
-    sizes: fewer than POOLED_POINTS do not narrow what a surface of more points of their class has shown."""
+    sizes: fewer than POOLED_POINTS do not narrow what a surface of more points of their class has shown. Those of
+    convolutions, 6 to 60 points of as many inputs, stay as they were believed: with learnt ones points left out were
+    off by 18.9% at the 90th percentile (depthwise 20.8%), with these by 17.5% (17.9%)."""
+    if kind == "conv":
+        return prior.hyper
     from scipy.optimize import minimize
 
     belief = prior.hyper

@@ -170,8 +170,8 @@ _NOT_PLANES = Rule(_rare_convolution(0.5, 5), "convolutions along one dimension 
 def rule_of(op_class: str, variant: Variant) -> Rule | None:
     """Returns the rule of a kind of kernel; None for one whose time follows from its bytes and FLOPs."""
     if isinstance(variant, ConvVariant):
-        kernel = variant.window.split("s")[0]
-        return _GROUPED if "g" in variant.window else None if kernel.count("x") == 1 else _NOT_PLANES
+        form, _, rank = variant.form.partition("-")
+        return _GROUPED if form in ("depthwise", "grouped") else _NOT_PLANES if rank else None
     if isinstance(variant, CallVariant):
         return _BY_CLASS.get(op_class) or _BY_NAME.get(variant.operation)
     return None

@@ -56,6 +56,7 @@ MMA_SYNC_BACKENDS = ("sdpa-flash",)
 LATENCIES = (
     "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
     "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
+    "conversion_floor",
 )  # fmt: skip
 
 # Kernels that read each byte once: if they stay below the roof, the SMs limit them. In others a low rate may also mean
@@ -109,6 +110,7 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
     elif surface.kind == "attention":
         memory = memory_rate(surface.params["bandwidth"], source, target) / surface.params["bandwidth"]
     slower = cycles(source, target)
+    cores = target.sm_count / source.sm_count / slower
     factors = {
         "peak": compute,
         "rate": compute,
@@ -117,6 +119,8 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
         "split_bandwidth": memory,
         "follow_bandwidth": memory,
         "sum_bandwidth": memory,
+        **dict.fromkeys(("conversion_bandwidth", "weight_bandwidth", "bias_bandwidth"), memory),
+        **dict.fromkeys(("tap_rate", "result_rate", "input_tap_rate", "input_rate"), cores),
         "l2_bandwidth": compute,  # tiles are chosen so that loads keep up
         **dict.fromkeys(LATENCIES, slower),
     }

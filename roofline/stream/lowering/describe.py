@@ -179,25 +179,40 @@ def _is_uneven(call: Call) -> bool:
 
 
 def _describe_convolution(call: Call) -> Work:
-    """Describes a convolution of [n, c, ...] with weights [o, c / groups, ...] as the product it amounts to.
+    """Describes a convolution of [n, c, ...] with weights [o, c / groups, ...] by its sizes.
 
-    Each result sums c / groups x window elements (implicit GEMM: m = n x places, n = o / groups, k = c / groups x
-    window); the backward does so once for the gradient of the input and once for that of the weights.
+    Each result sums c / groups x window elements; the backward does so once for the gradient of the input and once for
+    that of the weights. A transposed one is the gradient of the input of another, and that gradient its forward.
     """
     arguments = json.loads(call.args)
     is_backward = _is_backward(call)
     data, weight = _arguments(call, 1, 2) if is_backward else _arguments(call, 0, 1)
     result = _arguments(call, 0)[0] if is_backward else call.outputs[0]
     strides, is_transposed, groups = (arguments[i + is_backward] for i in (3, 6, 8))
-    wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
-    big = data if is_transposed else result
-    m, n, k = big.numel // big.shape[1], weight.shape[0] // groups, weight.numel // weight.shape[0]
-    direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
+    wanted = tuple(map(bool, arguments[10])) if is_backward else ()
+    has_bias = wanted[2] if is_backward else arguments[2] is not None
+    direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted[:2], "bwd")
     layout = "nchw" if data.is_contiguous else "nhwc"
-    window, stride = ("x".join(map(str, sizes)) for sizes in (weight.shape[2:], strides))
-    variant = ConvVariant(direction, data.dtype, layout, f"k{window}s{stride}{f'g{groups}' if groups > 1 else ''}")
-    flops = 2 * m * n * k * groups * (sum(wanted) if is_backward else 1)
-    return Work(call, "conv", variant, (_log2(m), _log2(n), _log2(k)), call.bytes, flops)
+    if is_transposed:
+        data, result = result, data
+        direction = {"fwd": "dgrad", "dgrad": "fwd"}.get(direction, direction)
+    (images, channels, *sides), (_, results, *result_sides) = data.shape, result.shape
+    places, taps = prod(result_sides), prod(weight.shape[2:])
+    form = _form_of_convolution(channels, results, groups, taps, prod(strides))
+    rank = "" if len(sides) == 2 else f"-{len(sides)}d"
+    sizes = tuple(map(_log2, (images, channels, results, prod(sides), places, taps, groups)))
+    flops = 2 * images * places * results * channels // groups * taps * (sum(wanted[:2]) if is_backward else 1)
+    variant = ConvVariant(direction, data.dtype, layout, form + rank)
+    return Work(call, "conv", variant, (*sizes, float(has_bias)), call.bytes, flops)
+
+
+def _form_of_convolution(channels: int, results: int, groups: int, taps: int, stride: int) -> str:
+    """The form by which libraries choose among their kernels (`ConvVariant`)."""
+    if groups > 1:
+        return "depthwise" if groups == channels else "grouped"
+    if channels % 8 or results % 8:
+        return "few"
+    return "point" if taps == stride == 1 else "dense"
 
 
 def _describe_packed_gemm(call: Call) -> Work:

@@ -6,7 +6,7 @@ text, which only this module parses and formats:
 
     products        [batched/|grouped/|few/|rows/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
     attention       DIRECTION/MASK/DTYPE/dHEAD_DIM                  fwd/causal/bf16/d128
-    convolutions    DIRECTION/DTYPE/LAYOUT/WINDOW                   bwd/bf16/nhwc/k3x3s2x2
+    convolutions    DIRECTION/DTYPE/LAYOUT/FORM                     bwd/bf16/nhwc/depthwise
     other calls     OPERATION|DTYPES[|PATTERN]                      add|bf16+fp32>fp32|a,a>a
     a surface       BACKEND/CLASS/VARIANT/CACHE                     torch/gemm/nt/bf16/cold
 """
@@ -80,12 +80,13 @@ class AttentionVariant:
 @dataclass(frozen=True)
 class ConvVariant:
     """Variant of a convolution. `direction`: "fwd", "dgrad" (gradient of the input), "wgrad" (of the weights) or "bwd"
-    (both); `layout`: "nchw" or "nhwc"; `window`: sizes, strides and groups of the kernel ("k3x3s2x2g4")."""
+    (both); `layout`: "nchw" or "nhwc"; `form`: "dense", "point" (a window of one place, at every place), "few" (of
+    channels, no multiple of 8), "depthwise" or "grouped"; along one dimension or three "dense-1d", "dense-3d"."""
 
     direction: str
     dtype: str
     layout: str
-    window: str
+    form: str
 
     @property
     def dtypes(self) -> str:
@@ -94,7 +95,7 @@ class ConvVariant:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The parts of its name."""
-        return self.direction, self.dtype, self.layout, self.window
+        return self.direction, self.dtype, self.layout, self.form
 
     def __str__(self) -> str:
         return "/".join(self.tokens)
@@ -182,8 +183,8 @@ def parse_variant(text: str) -> Variant:
     match text.split("/"):
         case [("fwd" | "bwd") as direction, ("causal" | "full") as mask, dtype, head] if head.startswith("d"):
             return AttentionVariant(direction, mask == "causal", dtype, int(head[1:]))
-        case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, window]:
-            return ConvVariant(direction, dtype, layout, window)
+        case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, form]:
+            return ConvVariant(direction, dtype, layout, form)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype]:
             return GemmVariant(layout, dtype, form)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype, "unaligned"]:
