@@ -6,9 +6,8 @@ The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisi
 `studies.bitsandbytes_kernels`, in reports/nvidia-h200/*/kernels and kernels-2. A kind is added where the profile has
 none of it, or none that is nearly as large: a cache of keys and values is a hundred times what a rotary embedding puts
 together by the same kernel. A kind of which there are more later rows than the profile has points is fitted anew:
-products in fp32 and tf32 had 15 points a layout. Convolutions, whose surfaces hold every window, are fitted to all rows
-of either. Each is fitted to the cards' rows of the kind too, where there are
-any. All other kinds stay.
+products in fp32 and tf32 had 15 points a layout. So are all kinds of TOLD_APART, of which those go that no row is of
+any more. Each is fitted to the cards' rows of the kind too, where there are any. All other kinds stay.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ REPORT = ROOT / "reports" / SOURCE
 # out), and hot lists of tensors, of which the profile has none, so that all others would be estimated by them.
 LEFT_OUT = (("other", "cold"), ("other", "hot"), ("optimizer", "hot"))
 LARGER = 8.0  # how many times the most bytes of a kind's points, for the later rows to take its place
-TOLD_APART = ("cat",)  # classes whose kinds are others than when the cards' profile was fitted
+TOLD_APART = ("cat", "conv")  # classes whose kinds are others than when the cards' profile was fitted
 LEAST = 2  # points of a surface: one tells no size from another
 SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
 RUNS = ("kernels", "kernels-2")
@@ -102,21 +101,17 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
         largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
     known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
     anew = largest.keys() - (known - outnumbered(profile, cases))
-    anew |= {case.surface.kind for case in earlier if case.work.op_class == "conv"}
+    anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
+    stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew and not _is_left_out(case)]
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]
     fitted, _ = fit_surfaces(taken, Limits(profile.device, peaks, profile.ceilings), profile.surfaces)
-    counts: dict[KernelKind, list[int]] = defaultdict(list)
-    for case in taken:
-        if case.surface in fitted and case.kernels:
-            counts[case.surface.kind].append(len(case.kernels))
-    launched = {kind: sum(each) / len(each) for kind, each in counts.items()}
+    fitted = with_launches(fitted, taken)
     gone = stale | {key.kind for key in fitted}
     return replace(
         profile,
         surfaces={**{key: surface for key, surface in profile.surfaces.items() if key.kind not in gone}, **fitted},
-        launch_counts={kind: n for kind, n in profile.launch_counts.items() if kind not in stale} | launched,
         provenance={**profile.provenance, "added": sorted(map(str, fitted))},
     )
 
