@@ -158,8 +158,8 @@ class Surface:
 
     def _launches_of_most(self, alike: Array, features: Array) -> Array:
         """The kernels that the points most alike launch. Libraries choose kernels by size, as cuBLAS adds a second one
-        where it divides a product's sum, so that a mean of all sizes is right for none. Of an H200's 2,143 held-out
-        products, with 3,142 kernels, the numbers are 199 off; by the nearest logarithms of sizes 295, by a mean 943."""
+        where it divides a product's sum, so that a mean of all sizes is right for none. Of an H200's 2,187 held-out
+        products, with 3,196 kernels, the numbers are 205 off; by the nearest logarithms of sizes 301, by a mean 928."""
         counts = self._counts
         if not len(counts):
             return np.zeros(len(alike))
