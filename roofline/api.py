@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.gpu.catalogue.prices import Price, find_price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.links.choice import Kind
@@ -22,7 +23,7 @@ from flopcast.roofline.step.forecast import Forecast, Forecasts
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions import largest_batch as search
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
-from flopcast.roofline.stream.model.run import ONE_GPU, Run
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     import torch

@@ -16,6 +16,7 @@ import torch
 
 from flopcast.microbench.hosts.host import run_host
 from flopcast.microbench.recipe.compiling import host_builders
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.run import run_steps
 from flopcast.microbench.sweep.cases import Case
@@ -25,7 +26,6 @@ from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.policy import POLICIES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
-from flopcast.roofline.stream.model.run import MODES
 from flopcast.roofline.validation.step_plans import (
     BITSANDBYTES,
     FINE_TUNE,

@@ -25,8 +25,8 @@ ROOMS = (
     # what can be run
     "flopcast.kernels",
     # how it is measured
-    "flopcast.microbench.zoo", "flopcast.microbench.images", "flopcast.microbench.records",
-    "flopcast.microbench.recipe", "flopcast.microbench.timing", "flopcast.microbench.sweep",
+    "flopcast.microbench.zoo", "flopcast.microbench.images", "flopcast.microbench.recipe",
+    "flopcast.microbench.records", "flopcast.microbench.timing", "flopcast.microbench.sweep",
     "flopcast.microbench.hosts", "flopcast.microbench.steps", "flopcast.microbench.collectives",
     "flopcast.microbench.tuning", "flopcast.microbench",
     # what it means

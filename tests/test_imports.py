@@ -41,7 +41,7 @@ PLAIN = (
         for name in ("attention_blocks", "attention_config", "matmul_law", "matmul_table", "row_tiles")
     }
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "row_shapes", "rows")}
-    | {"flopcast.microbench.recipe.plans", "flopcast.microbench.recipe.layout"}
+    | {"flopcast.microbench.recipe.plans", "flopcast.microbench.recipe.layout", "flopcast.microbench.recipe.settings"}
 )
 SHARED = {
     "flopcast", "flopcast.bounds", "flopcast.child", "flopcast.decode", "flopcast.errors", "flopcast.files",

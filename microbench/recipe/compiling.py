@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from flopcast.microbench.recipe.inference import InferenceStep
-from flopcast.microbench.recipe.plans import TORCH_MODES, HostPlan
+from flopcast.microbench.recipe.plans import HostPlan
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.microbench.recipe.training_step import TrainingStep, build
 
 Builders = Mapping[int, Callable[[], TrainingStep]]

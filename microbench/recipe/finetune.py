@@ -9,13 +9,11 @@ import torch
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.quantised import replace_layers
-
-LORA_RANK = 16
-LORA_TARGETS = "all-linear"
+from flopcast.microbench.recipe.settings import Recipe
 
 
 def fine_tuned(
-    model: torch.nn.Module, finetune: str = "full", lora_rank: int = LORA_RANK, lora_targets: str = LORA_TARGETS
+    model: torch.nn.Module, finetune: str, lora_rank: int = Recipe.lora_rank, lora_targets: str = Recipe.lora_targets
 ) -> torch.nn.Module:
     """Returns a transformers model with what `finetune` does not train frozen.
 
@@ -62,15 +60,15 @@ def _with_adapters(model: torch.nn.Module, rank: int, targets: str) -> torch.nn.
         raise UsageError(
             f"finetune lora needs peft ({fault}): `pip install peft`; without it valid are full and last=N"
         ) from fault
-    modules = targets if targets == LORA_TARGETS else targets.split(",")
+    modules = targets if targets == Recipe.lora_targets else targets.split(",")
     adapters = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM")
     try:
         return peft.get_peft_model(model, adapters)  # type: ignore[no-any-return]
     except ValueError as fault:  # no module of these names
         text = " ".join(str(fault).split())[:200]
         raise UsageError(
-            f"lora_targets {targets!r}: peft says: {text}; valid are {LORA_TARGETS}, or names of the model's linear "
-            "layers with commas between, such as q_proj,v_proj"
+            f"lora_targets {targets!r}: peft says: {text}; valid are {Recipe.lora_targets}, or names of the model's "
+            "linear layers with commas between, such as q_proj,v_proj"
         ) from fault
 
 

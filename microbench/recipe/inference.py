@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from flopcast.microbench.recipe.quantised import QUANTISED, quantise
+from flopcast.microbench.recipe.quantised import quantise
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.microbench.recipe.training_step import build_model
 
-PHASES = ("prefill", "decode")
-CACHES = ("dynamic", "static")
 NEW_TOKENS = 128  # for which a static cache has places behind the context, as `generate` makes it for its new tokens
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from flopcast.errors import UsageError
-
-OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
+from flopcast.microbench.recipe.settings import OPTIMIZERS
 
 # torch's default learning rate of AdamW; its value does not change which kernels are launched.
 LEARNING_RATE = 1e-3

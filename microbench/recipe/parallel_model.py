@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.optimizers import make_optimizers
-from flopcast.microbench.recipe.plans import TORCH_MODES
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.microbench.recipe.training_step import find_layers
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flopcast.microbench.recipe.settings import ADAPTERS, Recipe
+
 PHASES = ("forward", "backward", "optimizer")
-ADAPTERS = ("lora", "qlora")  # ways to fine-tune that train adapters alone
-TORCH_MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
 _MODE = re.compile(r"-(compile(?:-graphs)?)/(?:process\d+/)?depth\d+/")
 _PROCESS = re.compile(r"/process(\d+)(?=/depth)")
 
@@ -33,20 +33,15 @@ def mode_of(key: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostPlan:
+class HostPlan(Recipe):
     """Models whose host cost is measured: `configs` by depth, of widths so small that the device keeps up. `model`
-    names the family and what else changes what is launched, such as `mode`."""
+    names the family and what else changes what is launched, such as `mode`. Adapters stand beside weights in fp32."""
 
     model: str
     configs: dict[int, dict[str, Any]]
-    batch: int
-    seq: int
-    optimizer: str = "adamw"
     rounds: int = 5
     steps_per_round: int = 4
-    mode: str = "eager"
-    checkpoint: str = "none"
-    finetune: str = "full"
+    base_dtype: str = "fp32"
 
     def row_key(self, depth: int, phase: str) -> str:
         """Key of the measurement row of one phase at one depth."""
@@ -54,58 +49,32 @@ class HostPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPlan:
+class StepPlan(Recipe):
     """One real step to run and to compare with its forecast.
 
     The model is a causal language model of the transformers `config`, or, where `module` is given, what the factory
-    "package.module:function" returns for this `batch`. `matmul` and `attention` name the kernels that run the products
-    and the attention: "torch" and "sdpa" (what torch picks), or those that `patches` puts in their place. `fused`
-    "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels. `phase` "prefill" or
-    "decode": not a step of training but one call with `context` tokens of each sequence (`recipe.inference`);
-    `cache`: which of its CACHES, "auto" the one that `cache_kind` says. `parallel`: the layout over several GPUs, as
-    `recipe.layout` reads it.
+    "package.module:function" returns for this `batch`.
     """
 
     name: str
     config: dict[str, Any]
-    batch: int = 4
-    seq: int = 256
-    precision: str = "autocast-bf16"
-    optimizer: str = "adamw"
-    attention: str = "sdpa"
-    matmul: str = "torch"
-    accumulate: int = 1
-    checkpoint: str = "none"
-    fused: str = "none"
-    clip: float = 0.0
-    finetune: str = "full"
-    lora_rank: int = 16
-    lora_targets: str = "all-linear"
-    base_dtype: str = "auto"
-    phase: str = "train"
-    context: int = 0
-    cache: str = "auto"
     module: str = ""
     group: str = "ladder"
-    mode: str = "eager"
-    parallel: str = "none"
 
     @property
     def key(self) -> str:
         """Key of the row that holds the step's times: a readable description of what was run."""
         tokens, what = (self.seq, self.optimizer) if self.phase == "train" else (self.context, self.phase)
-        run = f"{self.batch}x{tokens}/{self.precision}/{what}/{self.attention}"
-        run += "" if self.matmul == "torch" else f"/{self.matmul}"
-        run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
-        run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
-        run += "" if self.fused == "none" else f"/fused-{self.fused}"
-        run += "" if self.mode == "eager" else f"/{self.mode}"
-        run += f"/clip{self.clip:g}" if self.clip else ""
-        run += "" if self.finetune == "full" else f"/{self.finetune}"
-        run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune in ADAPTERS else ""
-        run += "" if self.base_dtype == "auto" else f"/base-{self.base_dtype}"
-        run += "" if self.cache == "auto" else f"/{self.cache}"
-        run += "" if self.parallel == "none" else f"/{self.parallel}"
+        words = {
+            "matmul": self.matmul, "accumulate": f"accumulate{self.accumulate}",
+            "checkpoint": f"checkpoint-{self.checkpoint}", "fused": f"fused-{self.fused}", "mode": self.mode,
+            "clip": f"clip{self.clip:g}",
+            "finetune": self.finetune + f"{self.lora_rank}-{self.lora_targets}" * (self.finetune in ADAPTERS),
+            "base_dtype": f"base-{self.base_dtype}", "cache": self.cache, "parallel": self.parallel,
+        }  # fmt: skip
+        unusual = {name: f"{name}-{value}" for name, value in self.unusual.items() if name not in _IN_KEY}
+        more = [words.get(name, unusual[name]) for name in {**words, **unusual} if name in unusual]
+        run = "/".join([f"{self.batch}x{tokens}", self.precision, what, self.attention, *more])
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
         c = self.config
@@ -143,23 +112,10 @@ class StepPlan:
         return self.key.replace("step/", "step_estimate/", 1)
 
 
+# Settings that a step's key says otherwise.
+_IN_KEY = ("batch", "seq", "context", "precision", "optimizer", "phase", "attention", "lora_rank", "lora_targets")
+
+
 def _first(config: Mapping[str, Any], *names: str) -> Any:
     """The first of these fields that the config has: GPT-2 names its sizes differently."""
     return next((config[name] for name in names if name in config), None)
-
-
-def cache_kind(cache: str, mode: str) -> str:
-    """What `cache` stands for: "auto" is transformers' own choice, a cache that grows, and a static one where calls are
-    compiled, which a growing one would have compiled anew for every token."""
-    if cache != "auto":
-        return cache
-    return "dynamic" if mode == "eager" else "static"
-
-
-def weights_dtype(base_dtype: str, finetune: str, precision: str) -> str:
-    """What `base_dtype` stands for, "bf16" or "fp32": "auto" is bf16 under adapters, which train beside weights that
-    need no more, and else as the precision has them."""
-    if base_dtype != "auto":
-        return base_dtype
-    is_beside_adapters = finetune in ADAPTERS and precision == "autocast-bf16"
-    return "bf16" if precision == "bf16" or is_beside_adapters else "fp32"

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 
 from flopcast.errors import UsageError
 
-QUANTISED = ("fp8", "int8", "int4")
 GROUP = 64  # weights that share a scale and a zero; torch's kernel takes 32, 64, 128 and 256
 INNER_TILES = 8  # of 16 weights along a row that are packed together; torch's kernel takes 2, 4 and 8
 # Multiples that a layer's results and inputs have to be for torch's operator.

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 
-from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
+from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.optimizers import make_optimizers
+from flopcast.microbench.recipe.settings import CHECKPOINTS, FUSED, PRECISIONS, Recipe
 
-PRECISIONS = ("autocast-bf16", "autocast-fp16", "bf16", "tf32", "fp32")
 AUTOCAST = {"autocast-bf16": torch.bfloat16, "autocast-fp16": torch.float16}
-CHECKPOINTS = ("none", "full")
-FUSED = ("none", "triton", "patch")
 
 
 @dataclass
@@ -244,8 +242,8 @@ def build(
     fused: str = "none",
     clip: float = 0.0,
     finetune: str = "full",
-    lora_rank: int = LORA_RANK,
-    lora_targets: str = LORA_TARGETS,
+    lora_rank: int = Recipe.lora_rank,
+    lora_targets: str = Recipe.lora_targets,
     base_dtype: str = "auto",
     seed: int = 0,
 ) -> TrainingStep:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, Typ
 
 from flopcast.bounds import ByValue, Count, Finite, Kept, NonNegative, Positive, Seconds, Share, Size, Valid, Within
 from flopcast.decode import Wrong, decode_each
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.row_shapes import Shape
 
 SCHEMA = 1
@@ -105,38 +106,10 @@ class OperatorRow(Row, total=False):
     rounds: Size
 
 
-class Plan(TypedDict, total=False):
-    """The fields of `recipe.plans.StepPlan`; those that an older version did not have are missing."""
-
-    name: Required[str]
-    config: Required[dict[str, Any]]
-    batch: Size
-    seq: Size
-    precision: str
-    optimizer: str
-    attention: str
-    matmul: str
-    accumulate: Size
-    checkpoint: str
-    fused: str
-    clip: NonNegative
-    finetune: str
-    lora_rank: Size
-    lora_targets: str
-    base_dtype: str
-    phase: str
-    context: Count
-    cache: str
-    module: str
-    group: str
-    mode: str
-    parallel: str
-
-
 class StepRow(Row, total=False):
     """A real training step's wall clock, key step/<plan>; `value` and `seconds` are the median step."""
 
-    plan: Required[Annotated[dict[str, Any], Plan]]  # the fields of `StepPlan`
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]  # the fields of `StepPlan`
     host_seconds: NonNegative  # median time to enqueue one step on an idle device
     host_samples: Sequence[NonNegative]
     phase_seconds: dict[str, NonNegative]  # host seconds of "forward", "backward", "optimizer"
@@ -152,7 +125,7 @@ KERNEL = "kernel::"  # before the name of a kernel that no ATen call launched
 class StepKernelsRow(Row, total=False):
     """The same step under the profiler, key step_kernels/<plan>."""
 
-    plan: Required[Annotated[dict[str, Any], Plan]]
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]
     device_seconds: NonNegative  # median over profiled steps of the summed kernel durations
     n_kernels: Count
     n_params: Count
@@ -163,7 +136,7 @@ class StepKernelsRow(Row, total=False):
 class StepEstimateRow(Row, total=False):
     """The step time that torch's own estimator gives, key step_estimate/<plan>."""
 
-    plan: Required[Annotated[dict[str, Any], Plan]]
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]
 
 
 class GroupRow(Row, total=False):
@@ -222,7 +195,7 @@ class ParallelStepRow(GroupRow, total=False):
     """A real step on several GPUs, key parallel_step/<plan>: `value` and `seconds` are the median step of the ranks;
     lists have a value per rank."""
 
-    plan: Required[Annotated[dict[str, Any], Plan]]
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]
     host_seconds: NonNegative  # to enqueue one step on idle GPUs, the mean of ranks
     rank_host_seconds: Sequence[NonNegative]
     peak_bytes: Sequence[Count]  # as torch's allocator counts them
@@ -233,7 +206,7 @@ class ParallelKernelsRow(GroupRow, total=False):
     """How the ranks spent the same step under the profiler (`ranks.measure.Spent`), key parallel_step_kernels/<plan>; a
     value per rank."""
 
-    plan: Required[Annotated[dict[str, Any], Plan]]
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]
     span_seconds: Sequence[NonNegative]
     compute_seconds: Sequence[NonNegative]
     communication_seconds: Sequence[NonNegative]

@@ -13,7 +13,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
 from flopcast.microbench.recipe.patches import attention_implementation
-from flopcast.microbench.recipe.plans import StepPlan, cache_kind, weights_dtype
+from flopcast.microbench.recipe.plans import StepPlan
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep | InferenceStep:
@@ -23,7 +23,7 @@ def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingSt
         step: training_step.TrainingStep | InferenceStep = build_inference(
             plan.config, device, phase=plan.phase, context=plan.context, batch=plan.batch, precision=plan.precision,
             attention=attention_implementation(plan.attention), base_dtype=plan.base_dtype,
-            cache=cache_kind(plan.cache, plan.mode),
+            cache=plan.cache_kind,
         )  # fmt: skip
     else:
         step = _eager(plan, device)
@@ -48,7 +48,7 @@ def _eager(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
     return training_step.build(
         plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused,
         finetune=plan.finetune, lora_rank=plan.lora_rank, lora_targets=plan.lora_targets,
-        base_dtype=weights_dtype(plan.base_dtype, plan.finetune, plan.precision), **run,
+        base_dtype=plan.weights_dtype, **run,
     )  # fmt: skip
 
 

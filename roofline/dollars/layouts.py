@@ -20,6 +20,7 @@ from flopcast.child import end_with_parent
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.dollars.curves import step_point, traced_step
 from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.catalogue.prices import Price
@@ -32,7 +33,7 @@ from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.prefetch import prefetched
 from flopcast.roofline.stream.library.streams import Vary
 from flopcast.roofline.stream.model.models import Config
-from flopcast.roofline.stream.model.run import HOST_GPUS, ONE_GPU, Run, check_step
+from flopcast.roofline.stream.model.run import HOST_GPUS, Run, check_step
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 MOST_GPUS = 4096

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.dollars.crossovers import Best, best_gpu
 from flopcast.roofline.dollars.curves import OWN, cost_curves
 from flopcast.roofline.dollars.points import CostCurve
@@ -15,7 +16,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import traced_of
 from flopcast.roofline.stream.library.ahead import has_code
 from flopcast.roofline.stream.model.models import Config
-from flopcast.roofline.stream.model.run import MODES, Run
+from flopcast.roofline.stream.model.run import Run
 
 FEWEST = 2  # sizes of a curve
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import DATA_KINDS, PARTS, Layout
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.dollars.layouts import (
     AUTO,
     LaidOut,
@@ -31,7 +32,6 @@ from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.model.models import Config
-from flopcast.roofline.stream.model.run import ONE_GPU
 
 STRONG, WEAK = "strong", "weak"
 ALL = "all"  # in place of a pattern: every layout

@@ -8,11 +8,11 @@ from math import inf
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.base.tables import as_html, as_text
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits, yes_no
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, make_config, n_params
-from flopcast.roofline.stream.model.run import ONE_GPU
 
 _OF_INFERENCE = ("phase", "context", "turning_batch")  # fields that only its records have
 _OF_PARALLEL = ("parallel", "num_gpus", "nodes", "link", "communication_seconds", "exposed_communication_seconds",

@@ -18,6 +18,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.units import ms
 from flopcast.roofline.gpu.catalogue.prices import Price
@@ -47,7 +48,7 @@ from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind, twin_of
-from flopcast.roofline.stream.model.run import PEAK_OF, QUANTISED, Run, Traced
+from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 _EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules

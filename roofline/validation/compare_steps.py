@@ -27,7 +27,7 @@ from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.stream.compiled.profiled import class_of_kernel
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.classes import GROUPS, op_class
-from flopcast.roofline.stream.model.run import Run, run_from
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.validation import baselines
 from flopcast.roofline.validation.comparable import check_stack, check_stream, release
@@ -313,7 +313,7 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         is_busy=is_busy(row.get("others_share"), profile.device["type"]),
     )
     try:
-        run = run_from(asdict(plan))
+        run = Run(**plan.settings)
         run.check()
         stream = forecasts.stream(plan, run, profile)
         if stack is not None:

@@ -164,7 +164,7 @@ def _compared(
 ) -> ParallelComparison:
     if row["status"] != "ok":
         return ParallelComparison(plan=plan, parts={}, reason=row.get("reason") or row["status"])
-    run = run_of(plan, row.get("nodes", 1))
+    run = Run(**plan.settings, nodes=row.get("nodes", 1))
     spent: Mapping[str, Any] = kernels or {}
     measured = {
         "step": row["value"], "host": row["host_seconds"], "memory": max(row["peak_bytes"]),
@@ -188,14 +188,6 @@ def _compared(
     ends = {"step": (step.interval.low, step.interval.high)}
     parts = {name: Part(measured[name], forecast[name], *ends.get(name, (None, None))) for name in PARTS}
     return ParallelComparison(plan=plan, parts=parts, bound=step.bound, used_bytes=used)
-
-
-def run_of(plan: StepPlan, nodes: int = 1) -> Run:
-    """How a plan's step is run."""
-    return Run(
-        batch=plan.batch, seq=plan.seq, precision=plan.precision, optimizer=plan.optimizer, accumulate=plan.accumulate,
-        checkpoint=plan.checkpoint, mode=plan.mode, parallel=plan.parallel, nodes=nodes,
-    )  # fmt: skip
 
 
 def _mean(values: Iterable[float] | None) -> float | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.gpu.suites import check_suite
-from flopcast.roofline.stream.model.run import MODES
 from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, SUITES
 
 if TYPE_CHECKING:

@@ -61,6 +61,7 @@ _SETTINGS = (
     "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "clip",
     "finetune", "lora_rank", "lora_targets", "base_dtype", "phase", "context", "cache", "module", "mode",
 )  # fmt: skip
+_OF_SIZE = ("batch", "seq", "context")  # which a label says first
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class StepComparison:
     def label(self) -> str:
         """w1024-d5 4x256 fused triton: the name, the batch, and every setting that is not the usual one. Of a call of
         inference the tokens of a sequence are its context."""
-        plan, usual = self.plan, StepPlan(name="", config={})
+        plan = self.plan
         words = {
             "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
@@ -134,9 +135,10 @@ class StepComparison:
             "lora_rank": f"rank {plan.lora_rank}", "lora_targets": plan.lora_targets, "base_dtype": plan.base_dtype,
             "mode": plan.mode, "phase": plan.phase, "cache": f"{plan.cache} cache",
         }  # fmt: skip
-        unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
+        unusual = {name: f"{name} {value}" for name, value in plan.unusual.items() if name not in _OF_SIZE}
+        told = [words.get(name, unusual[name]) for name in {**words, **unusual} if name in unusual]
         size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.context or plan.seq}"
-        return " ".join([plan.name, size, *dict.fromkeys(unusual)])
+        return " ".join([plan.name, size, *dict.fromkeys(told)])
 
     @property
     def label_with_optimizer(self) -> str:

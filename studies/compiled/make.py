@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 from flopcast.errors import FlopcastError
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.stream.model.models import EXPERTS, load_config, with_depth
 from flopcast.roofline.stream.ops.op_stream import from_json, save
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
-from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
+from flopcast.roofline.stream.tracer.compiler.asked import Asked
 from studies.command import parser_of
 from studies.compiled.record import CASES, Case
 from studies.compiled.recorded import CODE, OUTSIDE, RECORD
@@ -30,7 +31,7 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path, help="folder for the code")
     parser.add_argument("--only", help="the name of one case")
-    parser.add_argument("--mode", choices=tuple(MODES), default="compile", help="how the model is compiled")
+    parser.add_argument("--mode", choices=tuple(TORCH_MODES), default="compile", help="how the model is compiled")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = [case for case in CASES if options.only in (None, case.name)]

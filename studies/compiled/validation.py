@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +24,7 @@ from flopcast.microbench.records.rows import KERNEL, StepKernelsRow, select
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import depth_of, with_depth
-from flopcast.roofline.stream.model.run import Run, run_from
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_depth import to_depth
@@ -141,7 +141,7 @@ def launched(folder: Path, mode: str) -> dict[str, tuple[int, int]]:
         plan = plan_of(row)
         if plan.mode != mode or not path_of(plan).is_file():
             continue
-        stream = kept_stream(plan, run_from(asdict(plan)), profile)
+        stream = kept_stream(plan, Run(**plan.settings), profile)
         times = zip(stream.ops, times_run(stream), strict=True)
         told = sum(count for op, count in times if op.name.startswith(GENERATED))
         seen = sum(int(count) for name, (_, count) in (row["ops"] or {}).items() if name.startswith(TRITON))

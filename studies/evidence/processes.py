@@ -20,7 +20,7 @@ from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import run_from
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.compare_steps import plan_of, stream_of
 
 COUNTS = (1, 2, 4)
@@ -56,7 +56,7 @@ def _machine(folder: Path, machine: str, before: Sequence[int]) -> Iterator[Judg
             plan = plan_of(row)
             if row["status"] != "ok" or plan.module or row["value"] is None:  # models alone, for haste
                 continue
-            run = run_from(vars(plan))
+            run = Run(**plan.settings)
             step = PricedStep(stream_of(plan, run, profile), run, profile)
             if step.bound == "host":
                 steps.append((step, row["value"]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.dollars.standard import MICRO_BATCHES, MODELS, SEQUENCES
 from flopcast.roofline.stream.library.compiled import compiled_now
@@ -24,7 +25,7 @@ from flopcast.roofline.stream.model.models import (
     shipped_names,
     with_depth,
 )
-from flopcast.roofline.stream.model.run import MODES, Traced
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_batch import BATCHES

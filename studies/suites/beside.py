@@ -17,11 +17,11 @@ from functools import partial
 
 from flopcast.kernels.shapes import Call, Gemm, Operand
 from flopcast.microbench.recipe.quantised import GROUP, INNER_TILES
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, PRECISIONS, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
-from flopcast.roofline.stream.model.run import QUANTISED
 from studies.suites.build import works
 from studies.suites.calls import CallPlan, call_cases
 from studies.suites.drawing import distinct, first

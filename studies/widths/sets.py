@@ -62,10 +62,8 @@ class Neighbourhood:
         return found
 
     def plan(self, value: int) -> StepPlan:
-        return StepPlan(
-            name=f"{self.name}-{value}", config=dict(self.config_of(value)), batch=self.batch, seq=self.seq,
-            optimizer="adamw-fused", group=GROUP,
-        )  # fmt: skip
+        config = dict(self.config_of(value))
+        return StepPlan(name=f"{self.name}-{value}", config=config, group=GROUP, **self.run.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,14 +248,7 @@ def all_neighbourhoods() -> dict[str, Neighbourhood]:
 
 def shape_plan(config: Config, run: Run) -> StepPlan:
     size = f"{config['hidden_size']}x{config['num_hidden_layers']}x{config['intermediate_size']}"
-    return StepPlan(
-        name=f"{SHAPE_PREFIX}{size}",
-        config=dict(config),
-        batch=run.batch,
-        seq=run.seq,
-        optimizer=run.optimizer,
-        group=GROUP,
-    )
+    return StepPlan(name=f"{SHAPE_PREFIX}{size}", config=dict(config), group=GROUP, **run.settings)
 
 
 def plan_of(row: Mapping[str, str]) -> StepPlan:

@@ -18,13 +18,13 @@ from flopcast.roofline.cli.shared.options import (
     ModelOptions,
     PriceKind,
     PriceOptions,
-    RunOptions,
     given,
     ladder_of,
     refuse_unused,
     whole_numbers,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.crossovers import Scenario
@@ -43,7 +43,7 @@ def cost(
     ] = "printed",
     model: Annotated[ModelOptions, Only("module")],
     widths: Annotated[str | None, Option(help="Widths, separated by commas. Default: 256 to 4096 by 256.")] = None,
-    run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "clip", "mode", "parallel", "nodes", "link")],
+    run: Annotated[Run, Only("batch", "seq", "optimizer", "clip", "mode", "parallel", "nodes", "link")],
     feeding: HostsOptions,
     what_if: Annotated[
         bool,
@@ -79,7 +79,7 @@ def cost(
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.cost import print_cost, print_modes
 
-    asked = run.to_run()
+    asked = run.checked()
     models: Sequence[Config | Module] = ladder_of(widths, depth_law)
     if model.module is not None:
         refuse_unused(

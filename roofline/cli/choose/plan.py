@@ -19,11 +19,11 @@ from flopcast.roofline.cli.shared.options import (
     ModelOptions,
     PriceKind,
     PriceOptions,
-    RunOptions,
     ladder_of,
     refuse_unused,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.library.modules import Module
@@ -74,7 +74,7 @@ def plan(
         Option(help="Tokens per sequence. Default: the model's own context, 4096 at most; 256 for the ladder."),
     ] = None,
     run: Annotated[
-        RunOptions,
+        Run,
         Only(
             "accumulate",
             "checkpoint",
@@ -143,7 +143,7 @@ def plan(
             sequences, length = _batch(batch or AUTO), pretraining_seq(config)
     if layouts:
         run = replace(run, parallel=layouts[0])
-    asked = replace(run, batch=1 if sequences is None else sequences, seq=length if seq is None else seq).to_run()
+    asked = replace(run, batch=1 if sequences is None else sequences, seq=length if seq is None else seq).checked()
     models = ladder_of(widths, model.depth_law or "printed") if config is None else []
     wanted = None if tokens is None else token_count(tokens)
     profiles = find_profiles(gpu_names(gpus))
@@ -171,18 +171,17 @@ def plan(
         print_plans(found, budget_usd, context=context)
 
 
-def _layouts(num_gpus: int | None, run: RunOptions) -> list[str]:
+def _layouts(num_gpus: int | None, run: Run) -> list[str]:
     """The layouts of --num-gpus, of which the fastest is taken; none for one GPU and where --parallel names one. Raises
     UsageError."""
     from flopcast.roofline.dollars.layouts import AUTO, check_gpus, gpus_of_a_host
     from flopcast.roofline.dollars.scaling import layouts_of
-    from flopcast.roofline.stream.model.run import ONE_GPU, layout_of
 
     if num_gpus is None:
         return []
     check_gpus(num_gpus, run.nodes)
-    if run.parallel != ONE_GPU:
-        if (world := layout_of(run.parallel).world) != num_gpus:
+    if run.is_parallel:
+        if (world := run.layout.world) != num_gpus:
             raise UsageError(
                 f"--num-gpus {num_gpus} with --parallel {run.parallel}, which is {world}: give one of the two"
             )

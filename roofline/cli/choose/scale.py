@@ -13,17 +13,9 @@ from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.completion import one_of
 from flopcast.roofline.cli.shared.groups import Only
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    Gpu,
-    Host,
-    ModelOptions,
-    PriceOptions,
-    RunOptions,
-    given,
-    whole_numbers,
-)
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, given, whole_numbers
 from flopcast.roofline.cli.step.layouts import workload
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.layouts import Workload
@@ -63,7 +55,7 @@ def scale(
             "as many. Default: 4 per GPU of the most."
         ),
     ] = None,
-    run: Annotated[RunOptions, Only("seq", "checkpoint", "precision", "optimizer", "nodes", "link")],
+    run: Annotated[Run, Only("seq", "checkpoint", "precision", "optimizer", "nodes", "link")],
     parallel: Annotated[
         str,
         Option(

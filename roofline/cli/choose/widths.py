@@ -11,17 +11,9 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    Gpu,
-    Host,
-    ModelOptions,
-    RunOptions,
-    Theme,
-    given,
-    refuse_unused,
-)
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, Theme, given, refuse_unused
 from flopcast.roofline.cli.step.asked import check_module_options
+from flopcast.roofline.stream.model.run import Run
 
 AXIS, SPAN = "hidden,ffn,vocab,heads", 128
 COMPILED_AXIS = "hidden,ffn,vocab"  # each of the sizes has to be compiled
@@ -40,7 +32,7 @@ def widths(
         Only("config", "module", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied"),
     ],
     run: Annotated[
-        RunOptions,
+        Run,
         Only(
             "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "mode", "matmul", "attention"
         ),
@@ -127,7 +119,7 @@ def widths(
     config = {} if model.module is not None else replace(model, width=around).to_config()
     if forward_only and "precision" not in given(context, run):
         run = replace(run, precision="bf16")
-    asked = run.to_run()
+    asked = run.checked()
     profile = find_profile(gpu)
     with progress("forecasting widths") as shown:
         settings: dict[str, Any] = {

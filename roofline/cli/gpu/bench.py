@@ -10,7 +10,8 @@ from typer import Context, Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.groups import Only
-from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, ModelOptions, Out, Retry, RunOptions, given
+from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, ModelOptions, Out, Retry, given
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
@@ -43,7 +44,7 @@ def bench(
     ] = None,
     model: Annotated[ModelOptions, Only("config", "module", "depth")],
     run: Annotated[
-        RunOptions,
+        Run,
         Only(
             "batch",
             "seq",

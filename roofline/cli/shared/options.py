@@ -1,5 +1,5 @@
 """The options that several commands share, each declared once with its help text: single ones, and groups of them
-(`groups`), which convert to the object that they describe."""
+(`groups`). How a step is run is `Run` itself, whose settings are options."""
 
 from __future__ import annotations
 
@@ -13,18 +13,7 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import (
-    ATTENTIONS,
-    BASE_DTYPES,
-    CACHES,
-    FUSED,
-    MATMULS,
-    MODES,
-    OPTIMIZERS,
-    PHASES,
-    PRECISIONS,
-    Run,
-)
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
@@ -125,138 +114,6 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a step is run: one option per field of `Run`."""
-
-    batch: Annotated[int, Option(help="Sequences per micro-batch.")] = Run.batch
-    seq: Annotated[int, Option(help="Tokens per sequence.")] = Run.seq
-    accumulate: Annotated[int, Option(help="Micro-batches per step.")] = Run.accumulate
-    checkpoint: Annotated[
-        str, Option(help="Activation checkpointing: none or full.", autocompletion=one_of(("none", "full")))
-    ] = Run.checkpoint
-    precision: Annotated[
-        str,
-        Option(
-            help="Precision: autocast-bf16, autocast-fp16 (with a GradScaler), bf16, tf32 or fp32.",
-            autocompletion=one_of(PRECISIONS),
-        ),
-    ] = Run.precision
-    optimizer: Annotated[
-        str,
-        Option(
-            help="Optimizer: adamw (torch's default, foreach on CUDA), adamw-fused, adamw8bit (bitsandbytes), sgd, "
-            "sgd-momentum, adafactor, adafactor-foreach or muon (with AdamW for what is no inner matrix).",
-            autocompletion=one_of(OPTIMIZERS),
-        ),
-    ] = Run.optimizer
-    clip: Annotated[
-        float, Option(help="Norm to which the gradients are clipped before the optimizer steps; 0 for none.")
-    ] = Run.clip
-    finetune: Annotated[
-        str,
-        Option(
-            help="What is trained: full (all), last=N (the last N layers), lora (adapters, by peft) or qlora (adapters "
-            "on weights of 4 bits, as bitsandbytes keeps them).",
-            autocompletion=one_of(("full", "lora", "qlora", "last=")),
-        ),
-    ] = Run.finetune
-    lora_rank: Annotated[int, Option(help="Rank of LoRA's and QLoRA's adapters.")] = Run.lora_rank
-    lora_targets: Annotated[
-        str, Option(help="What has adapters: all-linear, or names of linear layers, as q_proj,v_proj.")
-    ] = Run.lora_targets
-    base_dtype: Annotated[
-        str,
-        Option(
-            help="Dtype of the weights: bf16 or fp32; with --phase also fp8, int8 or int4, but for the output layer. "
-            "auto: bf16 under LoRA's adapters, else as --precision says.",
-            autocompletion=one_of(BASE_DTYPES),
-        ),
-    ] = Run.base_dtype
-    phase: Annotated[
-        str,
-        Option(
-            help="What a step is: train, or one call of inference with --context: prefill or decode, in bf16 where no "
-            "--precision is given. No serving: no queue, no batching of requests.",
-            autocompletion=one_of(PHASES),
-        ),
-    ] = Run.phase
-    context: Annotated[
-        int, Option(help="Tokens per sequence of a call of inference: the prompt, or what the cache holds.")
-    ] = Run.context
-    cache: Annotated[
-        str,
-        Option(
-            help="Cache of keys and values of a call of inference: dynamic (grows), static (has its places), or auto: "
-            "dynamic, and static where calls are compiled.",
-            autocompletion=one_of(CACHES),
-        ),
-    ] = Run.cache
-    imbalance: Annotated[
-        float,
-        Option(
-            help="Of a model with experts: tokens of the fullest expert over the mean, with --parallel ep=N of the "
-            "fullest GPU; 1: balanced."
-        ),
-    ] = Run.imbalance
-    mode: Annotated[
-        str,
-        Option(
-            help="How torch runs the step: eager, compile (torch.compile) or compile-graphs (its reduce-overhead).",
-            autocompletion=one_of(MODES),
-        ),
-    ] = Run.mode
-    matmul: Annotated[
-        str,
-        Option(
-            help="Backend of matrix products: torch, triton, or best, for each the faster of both by the profile.",
-            autocompletion=one_of(MATMULS),
-        ),
-    ] = Run.matmul
-    attention: Annotated[
-        str,
-        Option(
-            help="Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton, or best, the fastest"
-            " by the profile.",
-            autocompletion=one_of(ATTENTIONS),
-        ),
-    ] = Run.attention
-    fused: Annotated[
-        str,
-        Option(
-            help="Fused kernels: none, triton for Qwen3's norms, rotary embedding, SwiGLU and loss, or patch for what"
-            " flopcast.kernels.patch.patch makes of an eager step.",
-            autocompletion=one_of(FUSED),
-        ),
-    ] = Run.fused
-
-    parallel: Annotated[
-        str,
-        Option(
-            help="Several GPUs: ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS (replicas of shards) or tp=N; --batch is "
-            "that of a data-parallel GPU. none: one GPU.",
-            autocompletion=one_of(("ddp=", "zero1=", "zero2=", "fsdp=", "hsdp=", "tp=")),
-        ),
-    ] = Run.parallel
-    nodes: Annotated[
-        int, Option(help="Hosts over which the GPUs of --parallel lie evenly; 0: as few as hold 8 each.")
-    ] = Run.nodes
-    link: Annotated[
-        str,
-        Option(
-            help="Link between the GPUs of a host: one of `flopcast gpus --links`, or a file of `flopcast fit`. auto: "
-            "the GPU's usual one.",
-            autocompletion=one_of(completion.links),
-        ),
-    ] = Run.link
-
-    def to_run(self) -> Run:
-        """Returns the run that the options describe. Raises UsageError for what is invalid or not modelled yet."""
-        run = Run(**vars(self))
-        run.check()
-        return run
-
-
-@dataclass(frozen=True, kw_only=True)
 class PriceOptions:
     """Which price of a GPU is used; `price_book.price_book` finds it."""
 
@@ -300,7 +157,7 @@ def refuse_unused(why: str, options: Mapping[str, object]) -> None:
             raise UsageError(f"{option} {why}; leave it out")
 
 
-def given(context: Context, *groups: ModelOptions | RunOptions) -> dict[str, Any]:
+def given(context: Context, *groups: ModelOptions | Run) -> dict[str, Any]:
     """Returns the options of groups that were given explicitly, by name."""
     return {
         name: value

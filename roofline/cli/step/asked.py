@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from typer import Context
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import ModelOptions, RunOptions, given
+from flopcast.roofline.cli.shared.options import ModelOptions, given
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.library.streams import Trace
     from flopcast.roofline.stream.model.models import Config
-    from flopcast.roofline.stream.model.run import Run
     from flopcast.roofline.stream.ops.op_stream import Stream
 
 
@@ -64,13 +64,13 @@ def stream_of_config(config: Config, run: Run, device: Mapping[str, Any], *, tra
     return get_stream(config, traced) if trace or is_at_hand(config, traced) else None
 
 
-def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:
+def asked_step(context: Context, model: ModelOptions, run: Run) -> AskedStep:
     """Returns the step that the options describe. Raises UsageError, also where an option conflicts with --module."""
     if model.module is None:
         if run.phase != "train" and "precision" not in given(context, run):
             run = replace(run, precision="bf16")  # as models are loaded for inference
-        asked = AskedStep(config=model.to_config(), run=run.to_run())
-        if run.link != RunOptions.link:
+        asked = AskedStep(config=model.to_config(), run=run.checked())
+        if run.link != Run.link:
             from flopcast.roofline.gpu.links.library import find_interconnect
 
             find_interconnect(run.link)  # raises before anything is traced
@@ -79,10 +79,10 @@ def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedS
     from flopcast.roofline.stream.library.modules import Module
 
     sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
-    return AskedStep(module=Module(model.module).resized(**sizes), run=run.to_run())
+    return AskedStep(module=Module(model.module).resized(**sizes), run=run.checked())
 
 
-def check_module_options(context: Context, model: ModelOptions, run: RunOptions) -> None:
+def check_module_options(context: Context, model: ModelOptions, run: Run) -> None:
     """Raises UsageError for options that conflict with --module."""
     clash = min(given(context, model).keys() - {"module"}, default=None)
     if clash is not None:

@@ -10,21 +10,12 @@ from typer import Context, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    Gpu,
-    Host,
-    ModelOptions,
-    PriceOptions,
-    RunOptions,
-    Theme,
-    refuse_unused,
-)
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, Theme, refuse_unused
 from flopcast.roofline.cli.step.asked import asked_step, stream_of_config
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.step.questions.side_by_side import Side
-    from flopcast.roofline.stream.model.run import Run
     from flopcast.roofline.stream.ops.op_stream import Stream
 
 
@@ -33,7 +24,7 @@ def explain(
     gpu: Gpu,
     *,
     model: ModelOptions,
-    run: RunOptions,
+    run: Run,
     host: Host = None,
     price: PriceOptions,
     out: Annotated[

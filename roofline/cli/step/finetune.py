@@ -9,7 +9,8 @@ from typer import Option
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions
+from flopcast.roofline.stream.model.run import Run
 
 
 def finetune(
@@ -20,7 +21,7 @@ def finetune(
     ] = "full,lora,qlora",
     model: Annotated[ModelOptions, Only("config", "depth")],
     run: Annotated[
-        RunOptions,
+        Run,
         Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "lora_rank", "lora_targets",
              "base_dtype"),
     ],
@@ -36,18 +37,16 @@ def finetune(
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.questions.fine_tuning import compare_ways
-    from flopcast.roofline.stream.model.run import Run
 
     named = [name.strip() for name in ways.split(",") if name.strip()]
     if not named:
         raise UsageError(f"--ways is {ways!r}: valid are full, last=N, lora and qlora, with commas between")
     config = model.to_config()
-    asked = Run(**vars(run))
-    replace(asked, finetune="lora").check()
+    replace(run, finetune="lora").check()
     profile = find_profile(gpu)
     priced, feeding = price_of(profile, price), find_host(host)
     with progress("forecasting"):
-        found = compare_ways(config, asked, named, profile, host=feeding, price=priced)
+        found = compare_ways(config, run, named, profile, host=feeding, price=priced)
     profile_cache.keep(profile)
     if all(way.forecast is None for way in found):
         raise UsageError(found[0].reason)
@@ -57,4 +56,4 @@ def finetune(
         return
     from flopcast.roofline.views.terminal.side_by_side import print_ways
 
-    print_ways(found, asked)
+    print_ways(found, run)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from typer import Context
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import ModelOptions, PriceOptions, RunOptions
+from flopcast.roofline.cli.shared.options import ModelOptions, PriceOptions
 from flopcast.roofline.cli.step.asked import asked_step
-from flopcast.roofline.stream.model.run import ONE_GPU
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.layouts import Workload
@@ -20,7 +21,7 @@ AUTO = "auto"
 
 
 def workload(
-    typed: Context, gpu: str, model: ModelOptions, run: RunOptions, host: str | None, price: PriceOptions
+    typed: Context, gpu: str, model: ModelOptions, run: Run, host: str | None, price: PriceOptions
 ) -> Workload:
     """Returns what is laid out: the step that the options describe on one GPU, with the sequences of one micro-batch.
     Raises UsageError."""
@@ -28,7 +29,7 @@ def workload(
     from flopcast.roofline.dollars.layouts import Workload
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 
-    asked = asked_step(typed, model, replace(run, parallel=ONE_GPU, nodes=0, link=RunOptions.link))
+    asked = asked_step(typed, model, replace(run, parallel=ONE_GPU, nodes=0, link=Run.link))
     sequences = run.batch * run.accumulate
     if asked.module is not None:
         sequences = (asked.module.size("batch") or run.batch if asked.module.takes("batch") else 1) * run.accumulate
@@ -46,7 +47,7 @@ def rank_layouts(
     num_gpus: int | None,
     *,
     model: ModelOptions,
-    run: RunOptions,
+    run: Run,
     host: str | None,
     price: PriceOptions,
     as_json: bool,

@@ -20,7 +20,6 @@ from flopcast.roofline.cli.shared.options import (
     NumGpus,
     OneGpu,
     PriceOptions,
-    RunOptions,
     SeveralGpus,
     refuse_unused,
 )
@@ -29,6 +28,7 @@ from flopcast.roofline.cli.shared.price_book import price_of
 from flopcast.roofline.cli.step.asked import asked_step
 from flopcast.roofline.cli.step.explain import explain as explain_step
 from flopcast.roofline.cli.step.layouts import AUTO, rank_layouts
+from flopcast.roofline.stream.model.run import Run
 
 
 def predict(
@@ -44,7 +44,7 @@ def predict(
         ),
     ] = "asked",
     model: ModelOptions,
-    run: RunOptions,
+    run: Run,
     host: Host = None,
     price: PriceOptions,
     explain: Annotated[bool, Option("--explain", help="Print what `flopcast explain` prints.")] = False,
@@ -138,7 +138,7 @@ def _predict_several(
     gpus: str,
     sort: str,
     model: ModelOptions,
-    run: RunOptions,
+    run: Run,
     host: str | None,
     price: PriceOptions,
     *,

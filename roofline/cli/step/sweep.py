@@ -12,18 +12,10 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.gpus import asked_gpus, prices_of
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    Host,
-    ModelOptions,
-    OneGpu,
-    PriceOptions,
-    RunOptions,
-    SeveralGpus,
-    given,
-)
+from flopcast.roofline.cli.shared.options import AsJson, Host, ModelOptions, OneGpu, PriceOptions, SeveralGpus, given
 from flopcast.roofline.cli.shared.output import emit, say_done
 from flopcast.roofline.cli.step.asked import check_module_options
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.step.questions.many_gpus import Gpu
@@ -43,7 +35,7 @@ def sweep(
         str | None, Option(help="Batches to forecast the step at, such as 1..20 or 8,16,32. Traced twice for all.")
     ] = None,
     model: ModelOptions,
-    run: RunOptions,
+    run: Run,
     out: Annotated[Path | None, Option(help="CSV to write. Default: a table on the terminal.")] = None,
     host: Host = None,
     price: PriceOptions,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.completion import one_of
 from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, Retry, Suite, refuse_unused
-from flopcast.roofline.stream.model.run import MODES, Run
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flopcast.microbench.recipe.plans import TORCH_MODES, mode_of, without_process
+from flopcast.microbench.recipe.plans import mode_of, without_process
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.microbench.records.machine import Host, Machine
 from flopcast.microbench.records.rows import merged
 from flopcast.roofline.base.numbers import Number

@@ -9,7 +9,8 @@ from math import hypot
 from statistics import median
 from typing import Any
 
-from flopcast.microbench.recipe.plans import PHASES, TORCH_MODES, HostPlan
+from flopcast.microbench.recipe.plans import PHASES, HostPlan
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -53,10 +54,7 @@ def fine_tune_host_plans() -> list[HostPlan]:
 
 def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
     """The op stream of each model of the plan, by depth."""
-    traced = Run(
-        batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer, checkpoint=plan.checkpoint, finetune=plan.finetune,
-        base_dtype="fp32",
-    ).traced_on(device_type)  # fmt: skip
+    traced = replace(Run(**plan.settings), mode="eager").traced_on(device_type)
     return {depth: get_stream(config, traced) for depth, config in plan.configs.items()}
 
 

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flopcast.errors import FlopcastError
+from flopcast.microbench.recipe.settings import MOST_TOKENS
 from flopcast.roofline.step.inference import Roofs, least_bytes, roofs_for, turning_batch
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import MOST_TOKENS, Run
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 DECODES = (1, 4, 16, 64, 256, 1024)  # batches

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.plans import ADAPTERS
+from flopcast.microbench.recipe.settings import ADAPTERS
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts

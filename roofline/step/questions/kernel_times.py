@@ -9,6 +9,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.microbench.recipe.settings import MOST_SEQ
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.library.attention_band import with_band
@@ -17,7 +18,6 @@ from flopcast.roofline.gpu.links.choice import KINDS
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.model.run import MOST
 
 MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it FLOP counts leave the range of a float
 MOST_GPUS = 2**20
@@ -124,7 +124,7 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         _one_of("backend", backend, ATTENTION_BACKENDS)
         _one_of("direction", direction, ("fwd", "bwd"))
         sizes = {name: _size(row, name) for name in ("batch", "heads", "head_dim")}
-        sizes["seq"] = _size(row, "seq", MOST["seq"])  # limited because the model assigns its blocks one by one
+        sizes["seq"] = _size(row, "seq", MOST_SEQ)  # limited because the model assigns its blocks one by one
         sizes["kv_heads"] = _size(row, "kv_heads") if row.get("kv_heads") else sizes["heads"]
         if sizes["heads"] % sizes["kv_heads"]:
             raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")

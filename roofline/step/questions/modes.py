@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
-from flopcast.roofline.stream.model.run import MODES, Run
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 StreamOf = Callable[[Run], Stream | None]  # None: it has to be traced or compiled first

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,13 +24,10 @@ from flopcast.roofline.step.questions.many_gpus import MANY_GPUS, Gpu, Step, for
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.prefetch import prefetched
 from flopcast.roofline.stream.model.models import MODEL_COLUMNS, Config, check_config, model_from
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, run_from
 from flopcast.roofline.stream.ops.op_stream import Stream
 
-RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
-               "mode": str, "matmul": str, "attention": str, "fused": str, "clip": float, "finetune": str,
-               "lora_rank": int, "lora_targets": str, "base_dtype": str, "phase": str, "context": int,
-               "cache": str, "imbalance": float, "parallel": str, "nodes": int, "link": str}  # fmt: skip
+RUN_COLUMNS: Mapping[str, type] = {one.name: type(one.default) for one in fields(Run)}
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",
@@ -121,7 +118,7 @@ def _asked(row: Row, module: Module | None) -> Asked:
     kinds = {**({} if module else MODEL_COLUMNS), **RUN_COLUMNS}
     check_length(row)
     options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
-    run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
+    run = run_from(options)
     if run.phase != "train" and "precision" not in options:
         run = replace(run, precision="bf16")  # as `predict` takes it
     run.check()

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from flopcast.errors import DataError, UsageError
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.layers import Stretch, fold
 from flopcast.roofline.stream.compiled.output_code import read_output_code
@@ -26,7 +27,7 @@ from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream, from_json
 from flopcast.roofline.stream.ops.to_buckets import with_buckets
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
-from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, OutputCode
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 SHALLOW = FOLDED_DEPTH - 1
 
@@ -182,7 +183,8 @@ def _compiled(
     if asked.mode == "compile" and not is_shared:
         codes = codes_in(asked.mode)
     return {
-        mode: stream_of(codes, step(), mode, is_folded=is_folded) for mode in (MODES if is_shared else (asked.mode,))
+        mode: stream_of(codes, step(), mode, is_folded=is_folded)
+        for mode in (TORCH_MODES if is_shared else (asked.mode,))
     }
 
 

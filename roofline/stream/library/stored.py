@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -23,11 +22,8 @@ TRACER = 3
 # As TRACER, of the streams of compiled steps; also when what is counted of a generated kernel changes.
 READER = 6
 
-# Run options that are left out of the key at these values.
-_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager",
-             "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-             "phase": "train", "context": 0, "cache": "dynamic", "parallel": "none", "rank": 0,
-             "attention": "sdpa"}  # fmt: skip
+# Of how a step is run, what its key always says; of the rest it says what is not at its default.
+_ALWAYS = ("batch", "seq", "precision", "optimizer", "device")
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
@@ -43,7 +39,7 @@ _QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "slidi
 def stream_key(config: Config, traced: Traced) -> str:
     """Returns a hash of what the stream depends on, except versions; equal for configs that launch the same kernels."""
     kept = relevant(config)
-    run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
+    run = {name: value for name, value in vars(traced).items() if name in _ALWAYS or value != getattr(Traced, name)}
     if not has_windows(config, traced.seq):
         run.pop("attention", None)
     if traced.mode != "eager":

@@ -28,9 +28,10 @@ from typing import Literal
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
 from flopcast.roofline.stream.model.models import Config, depth_of, has_layers_of_two_kinds, with_depth
-from flopcast.roofline.stream.model.run import ONE_GPU, Traced, check_step
+from flopcast.roofline.stream.model.run import Traced, check_step
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 from flopcast.roofline.stream.ops.to_buckets import BUCKET_EACH, to_buckets

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import MOST_LAYERS
 from flopcast.roofline.base.csv_files import read_text
 
 Config = Mapping[str, Any]  # a config.json, whose fields differ by architecture
@@ -107,7 +108,6 @@ _SIZES = {
 
 EXPERTS = ("num_experts", "num_local_experts")  # what families name their number
 MOST_SIZE = 10_000_000  # of one dimension; the largest published are vocabularies of 262,144
-MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
 
 
 def check_config(config: Config) -> None:

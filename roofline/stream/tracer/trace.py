@@ -33,10 +33,11 @@ from torch._subclasses.fake_tensor import (
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench import images
 from flopcast.microbench.recipe.bitsandbytes_calls import standing_in
-from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
+from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.patches import attention_implementation
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
     TrainingStep,
@@ -154,8 +155,8 @@ def trace(
     fused: str = "none",
     clip: float = 0.0,
     finetune: str = "full",
-    lora_rank: int = LORA_RANK,
-    lora_targets: str = LORA_TARGETS,
+    lora_rank: int = Recipe.lora_rank,
+    lora_targets: str = Recipe.lora_targets,
     base_dtype: str = "auto",
     phase: str = "train",
     context: int = 0,

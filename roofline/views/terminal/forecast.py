@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from flopcast.microbench.recipe.plans import ADAPTERS
+from flopcast.microbench.recipe.settings import ADAPTERS
 from flopcast.roofline.base.units import (
     NONE,
     byte_size,
@@ -39,32 +39,31 @@ def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
     return f"{batch} sample{'s' if batch > 1 else ''}" if unit == "samples" else "a step of its own"
 
 
+# Settings that are said of every run, or with others.
+_SAID = ("batch", "seq", "context", "accumulate", "precision", "optimizer", "mode", "phase", "lora_rank", "nodes")
+
+
 def run_words(run: Run, unit: str = "tokens") -> str:
     """Describes the run: 4 x 256 tokens, autocast-bf16, adamw, eager, and other settings that are not the default."""
     more = [f"{run.accumulate} micro-batches per step"] if run.accumulate > 1 else []
-    rest = {
-        "checkpoint": (run.checkpoint, "none"),
-        "matmul by": (run.matmul, "torch"),
-        "attention by": (run.attention, "sdpa"),
-        "fused by": (run.fused, "none"),
-        "clipped to": (run.clip, 0.0),
-        "training": (run.finetune, "full"),
-        "rank": (run.lora_rank if run.finetune in ADAPTERS else 0, 0),
-        "adapters on": (run.lora_targets, "all-linear"),
-        "weights in": (run.base_dtype, "auto"),
-        "cache": (run.cache, "auto"),
-        "fullest expert": (f"{run.imbalance:g} x the mean", "1 x the mean"),
-        "over": (run.parallel, "none"),
-        "on hosts:": (run.hosts, 1),
-        "linked by": (run.link, "auto"),
-    }
-    words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
+    words = {
+        "checkpoint": f"checkpoint {run.checkpoint}", "matmul": f"matmul by {run.matmul}",
+        "attention": f"attention by {run.attention}", "fused": f"fused by {run.fused}",
+        "clip": f"clipped to {run.clip}",
+        "finetune": f"training {run.finetune}" + f", rank {run.lora_rank}" * (run.finetune in ADAPTERS),
+        "lora_targets": f"adapters on {run.lora_targets}", "base_dtype": f"weights in {run.base_dtype}",
+        "cache": f"cache {run.cache}", "imbalance": f"fullest expert {run.imbalance:g} x the mean",
+        "parallel": f"over {run.parallel}" + f", on hosts: {run.hosts}" * (run.hosts > 1),
+        "link": f"linked by {run.link}",
+    }  # fmt: skip
+    unusual = {name: f"{name} {value}" for name, value in run.unusual.items() if name not in _SAID}
+    told = [words.get(name, unusual[name]) for name in {**words, **unusual} if name in unusual]
     if run.phase != "train":
         each = f"{run.context} tokens" if run.phase == "prefill" else f"a token after {run.context}"
-        return ", ".join([f"{run.phase} of {run.batch} x {each}", run.precision, run.mode, *words])
+        return ", ".join([f"{run.phase} of {run.batch} x {each}", run.precision, run.mode, *told])
     # a step function's precision is the dtype of its products
     precision = f"products in {run.precision}" if unit == "steps" and run.precision else run.precision
-    how = [precision, run.optimizer, run.mode, *words]
+    how = [precision, run.optimizer, run.mode, *told]
     return ", ".join([batch_words(run.batch, run.seq, unit), *more, *filter(None, how)])
 
 

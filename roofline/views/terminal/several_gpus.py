@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, share, short_name, three_digits
 from flopcast.roofline.step.forecast import usd_per_million
-from flopcast.roofline.stream.model.run import ONE_GPU
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flopcast.roofline.base.units import NONE, gigabytes, ms, short_name, three_digits, yes_no
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.console import print_table, warn
 
-INPUTS = ("name", "config", "width", "depth", "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer",
-          "matmul", "attention", "fused", "clip", "finetune", "lora_rank", "lora_targets", "base_dtype")  # fmt: skip
+INPUTS = ("name", "config", "width", "depth", *Run.__dataclass_fields__)
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:

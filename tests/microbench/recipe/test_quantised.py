@@ -10,9 +10,9 @@ import torch
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.quantised import _LAYERS, Quantised, quantise
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.stream.model.models import load_config, make_config
-from flopcast.roofline.stream.model.run import QUANTISED
 
 CONFIG = make_config(width=128, depth=2, vocab=512)
 

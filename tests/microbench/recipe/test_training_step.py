@@ -11,14 +11,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from flopcast.microbench.recipe import optimizers, training_step
+from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
 from flopcast.microbench.timing.device import describe
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import OPTIMIZERS
 
 CPU = torch.device("cpu")
 TINY = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
@@ -68,10 +67,6 @@ def test_the_recipe_is_the_one_forecast() -> None:
     assert all(p.grad is None for p in step.model.parameters())  # set to none, not to zero
     embeddings = [p for n, p in step.model.named_parameters() if "embed" in n or "lm_head" in n]
     assert len(embeddings) == 1  # tied
-
-
-def test_the_forecast_knows_the_optimizers_of_the_recipe() -> None:
-    assert OPTIMIZERS == optimizers.OPTIMIZERS
 
 
 def test_clipping_bounds_the_norm_of_the_gradients() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from flopcast.kernels.shapes import (
     SwiGlu,
     shape_to_json,
 )
-from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import recorder, records, rows
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.row_shapes import Shape
@@ -206,10 +204,6 @@ def test_rows_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
 def test_every_kind_of_shape_is_right(shape: Any) -> None:
     kept = json.loads(json.dumps(shape_to_json(shape)))
     assert decode(Shape, kept, "a.json") is kept
-
-
-def test_a_plan_has_the_fields_of_the_type_that_files_are_held_to() -> None:
-    assert {field.name for field in fields(StepPlan)} == rows.Plan.__annotations__.keys()
 
 
 @pytest.mark.parametrize("content", [b"name,seconds\na,1\n", b"hello", b'{"some":"json"}\n', b"\x00\x01"])

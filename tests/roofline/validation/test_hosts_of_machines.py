@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import run_from
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.compare_steps import plan_of, stream_of
 
 SHARE = 0.85  # of the steps of every machine are to lie inside their 90% interval
@@ -26,7 +26,7 @@ def steps(folders: list[Path], host: HostCosts) -> Iterator[tuple[str, bool]]:
         for row in select(records.read(folder).rows, StepRow):
             plan = plan_of(row)
             if row["status"] == "ok" and not plan.module:
-                run = run_from(vars(plan))
+                run = Run(**plan.settings)
                 step = PricedStep(stream_of(plan, run, profile), run, profile, host)
                 yield step.bound, step.interval.low <= (row["value"] or 0.0) <= step.interval.high
 

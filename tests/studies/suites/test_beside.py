@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flopcast.kernels.shapes import Call, Gemm
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.suites import FINE_TUNE, IMAGES, INFERENCE, SuiteCase
 from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import QUANTISED, Run
+from flopcast.roofline.stream.model.run import Run
 from studies.suites.beside import product_of_4_bits
 
 STANDARD = suites.load("standard")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from flopcast import child
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.progress import progress
-from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, Break, OutputCode
 
 # Two layers of Qwen3-0.6B take 15 s on two cores, all 28 of them 90 s.
 MAX_SECONDS = 900.0
@@ -35,8 +36,8 @@ def output_code(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> OutputCode
 @contextmanager
 def compiling(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> Iterator[Callable[[], OutputCode]]:
     """As `output_code`, in the background: yields a function that waits for the code. The process ends here."""
-    if asked.mode not in MODES:
-        raise UsageError(f"mode {asked.mode!r}: valid are {', '.join(MODES)}")
+    if asked.mode not in TORCH_MODES:
+        raise UsageError(f"mode {asked.mode!r}: valid are {', '.join(TORCH_MODES)}")
     with (
         tempfile.TemporaryDirectory(prefix="flopcast-compiled-") as folder,
         open(Path(folder) / "stderr", "w+", encoding="utf-8", errors="replace") as errors,

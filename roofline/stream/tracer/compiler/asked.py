@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
-
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:

@@ -20,9 +20,10 @@ from torch._guards import CompileContext, TracingContext
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 from flopcast.roofline.stream.ops import op_stream
-from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, Break, OutputCode
 from flopcast.roofline.stream.tracer.compiler.attention import rule_for
 from flopcast.roofline.stream.tracer.compiler.fake_cuda import be_cuda, read_ones
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
@@ -88,7 +89,7 @@ class Compiler:
                     recorded = op_stream.to_json(record_own(asked, self.gpu, kept))
                 else:
                     step = _built(asked)
-                    step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+                    step.model = torch.compile(step.model, mode=TORCH_MODES[asked.mode])  # type: ignore[assignment]
                     is_built = True
                     if isinstance(step, InferenceStep):
                         step.run()

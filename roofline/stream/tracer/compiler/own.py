@@ -17,6 +17,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import TORCH_MODES, why_not
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
     TrainingStep,
@@ -26,9 +27,8 @@ from flopcast.microbench.recipe.training_step import (
     find_layers,
 )
 from flopcast.roofline.stream.model.models import depth_of
-from flopcast.roofline.stream.model.run import why_not
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
+from flopcast.roofline.stream.tracer.compiler.asked import Asked
 from flopcast.roofline.stream.tracer.compiler.experts import one_by_one
 from flopcast.roofline.stream.tracer.compiler.inductor import Kept
 from flopcast.roofline.stream.tracer.compiler.rank import record_compiled
@@ -37,7 +37,7 @@ from flopcast.roofline.stream.tracer.gpu_machine import Gpu, machine_with
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.trace import load_factory, make, refuse_unused, sizes_of
 
-_MODE_OF = {mode or "default": ours for ours, mode in MODES.items()}  # by torch's name
+_MODE_OF = {mode or "default": ours for ours, mode in TORCH_MODES.items()}  # by torch's name
 _CAPTURES, _TUNES = "triton.cudagraphs", "max_autotune"  # among inductor's options
 
 
@@ -57,7 +57,7 @@ def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
         kept.shares = True
         if not asked.is_own and isinstance(step, TrainingStep):
             layers = find_layers(step.model)
-            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+            step.model = torch.compile(step.model, mode=TORCH_MODES[asked.mode])  # type: ignore[assignment]
             if layers is not None and len(layers) == depth_of(asked.config or {}):
                 with _first_alone(layers):
                     step.run()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import describe_ops
@@ -21,7 +22,7 @@ from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.compiled import stream_of
 from flopcast.roofline.stream.library.streams import is_folded
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import QUANTISED, Run
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
