@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from flopcast.microbench.recipe.compiling import compile_model, forget
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build
 from flopcast.microbench.steps.measure import profile_step, time_step
 from flopcast.microbench.timing.allocator import settle_allocator
@@ -125,7 +126,8 @@ def made(plan: Plan, device: torch.device) -> TrainingStep:
     config = make_config(width=64, depth=2, vocab=256) if plan.model == "tiny" else load_config(plan.model)
     config = {**config, "num_hidden_layers": plan.layers or config["num_hidden_layers"]}
     config.pop("layer_types", None)
-    step = build(config, device, batch=plan.batch, seq=plan.seq, precision=plan.precision, optimizer=plan.optimizer)
+    recipe = Recipe(batch=plan.batch, seq=plan.seq, precision=plan.precision, optimizer=plan.optimizer)
+    step = build(config, device, recipe)
     if plan.recipe != "bf16":
         convert(step.model, plan.recipe, emulate=device.type != "cuda")
     compile_model(step, plan.mode)

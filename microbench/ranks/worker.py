@@ -124,10 +124,7 @@ def _built(session: Any, plan: StepPlan) -> Any:
     layout, device = Layout.parse(plan.parallel), session.device.type
     forget(plan.mode)
     torch.manual_seed(session.rank if layout.tp == 1 else 0)
-    step = build_parallel(
-        plan.config, layout, mesh_of(layout, device), device, batch=plan.batch, seq=plan.seq, precision=plan.precision,
-        optimizer=plan.optimizer, accumulate=plan.accumulate, checkpoint=plan.checkpoint, mode=plan.mode,
-    )  # fmt: skip
+    step = build_parallel(plan.config, layout, mesh_of(layout, device), device, plan)
     step.warm_up()
     return step
 

@@ -47,10 +47,7 @@ def host_builders(plan: HostPlan, device: torch.device | str) -> tuple[Builders,
     counts: Counts = {}
 
     def build_one(depth: int) -> TrainingStep:
-        step = build(
-            plan.configs[depth], device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer,
-            checkpoint=plan.checkpoint, finetune=plan.finetune,
-        )  # fmt: skip
+        step = build(plan.configs[depth], device, plan)
         if plan.mode != "eager":
             compile_model(step, plan.mode)
             with graphs_run() as codes:

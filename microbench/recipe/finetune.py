@@ -12,10 +12,8 @@ from flopcast.microbench.recipe.quantised import replace_layers
 from flopcast.microbench.recipe.settings import Recipe
 
 
-def fine_tuned(
-    model: torch.nn.Module, finetune: str, lora_rank: int = Recipe.lora_rank, lora_targets: str = Recipe.lora_targets
-) -> torch.nn.Module:
-    """Returns a transformers model with what `finetune` does not train frozen.
+def fine_tuned(model: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
+    """Returns a transformers model with what the recipe's `finetune` does not train frozen.
 
     - "full": all is trained;
     - "last=N": the last N layers alone, without embedding, final norm and output layer;
@@ -25,17 +23,18 @@ def fine_tuned(
 
     Raises UsageError where the model has fewer layers, or peft is missing or refuses the model.
     """
+    finetune = recipe.finetune
     if finetune == "full":
         return model
     if finetune == "qlora":
         four_bit_base(model)
-        adapted = _with_adapters(model, lora_rank, lora_targets)
+        adapted = _with_adapters(model, recipe.lora_rank, recipe.lora_targets)
         for module in adapted.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False  # type: ignore[assignment]  # as peft has it beside 4 bits
         return adapted
     if finetune == "lora":
-        return _with_adapters(model, lora_rank, lora_targets)
+        return _with_adapters(model, recipe.lora_rank, recipe.lora_targets)
     count = int(finetune.removeprefix("last="))
     layers = _layers(model)
     if count > len(layers):

@@ -14,35 +14,29 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.quantised import quantise
-from flopcast.microbench.recipe.settings import QUANTISED
+from flopcast.microbench.recipe.settings import QUANTISED, Recipe
 from flopcast.microbench.recipe.training_step import build_model
 
 NEW_TOKENS = 128  # for which a static cache has places behind the context, as `generate` makes it for its new tokens
 
 
 def build_inference(
-    config: Mapping[str, Any],
-    device: torch.device | str,
-    *,
-    phase: str,
-    context: int,
-    batch: int = 1,
-    precision: str = "bf16",
-    attention: str = "sdpa",
-    base_dtype: str = "auto",
-    cache: str = "dynamic",
-    seed: int = 0,
+    config: Mapping[str, Any], device: torch.device | str, recipe: Recipe, seed: int = 0
 ) -> InferenceStep:
     """Builds a call ready to run on `device`, of weights and tokens drawn there. Raises as `training_step.build`."""
     device = torch.device(device)
     torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
+    attention = attention_implementation(recipe.attention)
     with torch.device(device):
-        model = build_for_inference(config, attention, precision, base_dtype)
-    tokens = context if phase == "prefill" else 1
-    input_ids = torch.randint(0, int(config["vocab_size"]), (batch, tokens), device=device)
-    return InferenceStep(model, input_ids, precision, device.type, phase, context, cache_kind=cache)
+        model = build_for_inference(config, attention, recipe.precision, recipe.base_dtype)
+    tokens = recipe.context if recipe.phase == "prefill" else 1
+    ids = torch.randint(0, int(config["vocab_size"]), (recipe.batch, tokens), device=device)
+    return InferenceStep(
+        model, ids, recipe.precision, device.type, recipe.phase, recipe.context, cache_kind=recipe.cache_kind
+    )
 
 
 def build_for_inference(

@@ -15,6 +15,7 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
 from flopcast.microbench.recipe.parallel_model import distributed, mesh_of, optimizers_of, steps_to_settle
 from flopcast.microbench.recipe.pipeline_step import PipelineStep, build_pipeline
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 
 __all__ = ["ParallelStep", "build_parallel", "build_parallel_module", "mesh_of"]
@@ -73,36 +74,27 @@ def build_parallel(
     layout: Layout,
     mesh: DeviceMesh,
     device: str,
+    recipe: Recipe,
     *,
-    batch: int = 4,
-    seq: int = 256,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    accumulate: int = 1,
-    checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
-    mode: str = "eager",
 ) -> ParallelStep | PipelineStep:
-    """Builds the step of this rank on `device`, on which new tensors are made ("cuda" or "cpu"). `batch` is this
-    rank's, `bucket_mib` the size of DistributedDataParallel's buckets in place of torch's, `mode` how it is compiled.
+    """Builds the step of this rank on `device`, on which new tensors are made ("cuda" or "cpu"). The recipe's
+    `batch` is this rank's; `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's.
     """
     if layout.pp > 1:
-        return build_pipeline(
-            config, layout, mesh, device, batch=batch, seq=seq, precision=precision, optimizer=optimizer,
-            accumulate=accumulate, checkpoint=checkpoint, foreach=foreach, bucket_mib=bucket_mib,
-        )  # fmt: skip
+        return build_pipeline(config, layout, mesh, device, recipe, foreach=foreach, bucket_mib=bucket_mib)
     with torch.device(device):
-        model = build_model(config, precision=precision, checkpoint=checkpoint)
-        tokens = torch.randint(0, int(config["vocab_size"]), (batch, seq))
+        model = build_model(config, precision=recipe.precision, checkpoint=recipe.checkpoint)
+        tokens = torch.randint(0, int(config["vocab_size"]), (recipe.batch, recipe.seq))
     sequence_mesh = _sequence_mesh(layout, device)
     if sequence_mesh is not None:
         _attend_without_masks(model)
-    model = distributed(model, layout, mesh, precision, bucket_mib, mode)
+    model = distributed(model, layout, mesh, recipe.precision, bucket_mib, recipe.mode)
     return ParallelStep(
-        model, optimizers_of(model, layout, optimizer, foreach),
-        causal_lm_batch(tokens) if sequence_mesh is None else _divisible_batch(tokens), precision, device,
-        accumulate=accumulate, is_fully_sharded=layout.is_fully_sharded, sequence_mesh=sequence_mesh,
+        model, optimizers_of(model, layout, recipe.optimizer, foreach),
+        causal_lm_batch(tokens) if sequence_mesh is None else _divisible_batch(tokens), recipe.precision, device,
+        accumulate=recipe.accumulate, is_fully_sharded=layout.is_fully_sharded, sequence_mesh=sequence_mesh,
     )  # fmt: skip
 
 
@@ -112,15 +104,11 @@ def build_parallel_module(
     layout: Layout,
     mesh: DeviceMesh,
     device: str,
+    recipe: Recipe,
     *,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    accumulate: int = 1,
-    checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
-    mode: str = "eager",
 ) -> ParallelStep:
     """Builds this rank's step of any module and this rank's batch, as `training_step.build_module` builds that of one
     GPU. Raises UsageError for a layout that divides layers, of which a module of one's own says nothing."""
@@ -129,14 +117,11 @@ def build_parallel_module(
             f"parallel {layout} of a module: only configs say how their layers are divided; valid are "
             f"{', '.join(f'{kind}=N' for kind in DATA_KINDS[:-1])} and hsdp=RxS"
         )
-    whole = build_module(
-        module, batch, device, loss_fn=loss_fn, precision=precision, optimizer=optimizer, checkpoint=checkpoint,
-        foreach=foreach,
-    )  # fmt: skip
-    model = distributed(whole.model, layout, mesh, precision, bucket_mib, mode)
+    whole = build_module(module, batch, device, recipe, loss_fn=loss_fn, foreach=foreach)
+    model = distributed(whole.model, layout, mesh, recipe.precision, bucket_mib, recipe.mode)
     return ParallelStep(
-        model, optimizers_of(model, layout, optimizer, foreach), whole.batch, precision, whole.device_type,
-        accumulate=accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,
+        model, optimizers_of(model, layout, recipe.optimizer, foreach), whole.batch, recipe.precision,
+        whole.device_type, accumulate=recipe.accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_model import distributed, optimizers_of, steps_to_settle
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model
 
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -103,25 +104,21 @@ def build_pipeline(
     layout: Layout,
     mesh: DeviceMesh,
     device: str,
+    recipe: Recipe,
     *,
-    batch: int = 4,
-    seq: int = 256,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    accumulate: int = 1,
-    checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
 ) -> PipelineStep:
-    """Builds the step of this rank of a layout with a pipeline. `batch` is the
-    sequences of a micro-batch. Raises UsageError for a model that cannot be divided so."""
+    """Builds the step of this rank of a layout with a pipeline. Raises UsageError for a model that cannot be divided
+    so."""
     number = mesh.get_local_rank("pp")
     is_first, is_last = number == 0, number == layout.pp - 1
+    precision, accumulate = recipe.precision, recipe.accumulate
     autocasts = precision == "autocast-bf16" and not layout.is_fully_sharded
     with torch.device(device):
-        model: Any = build_model(stage_config(config, layout.pp), precision=precision, checkpoint=checkpoint)
+        model: Any = build_model(stage_config(config, layout.pp), precision=precision, checkpoint=recipe.checkpoint)
         stage = Stage(model, is_first=is_first, is_last=is_last, device=device, autocasts=autocasts)
-        tokens = torch.randint(0, int(config["vocab_size"]), (batch * accumulate, seq))
+        tokens = torch.randint(0, int(config["vocab_size"]), (recipe.batch * accumulate, recipe.seq))
     is_tied = bool(model.config.tie_word_embeddings)
 
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -132,12 +129,12 @@ def build_pipeline(
     module = distributed(stage, layout, mesh, precision, bucket_mib)
     made = PipelineStage(
         module, number, layout.pp, torch.device(device), group=mesh.get_group("pp"),
-        **_shapes(model.config, batch, seq, precision, layout, device, is_first=is_first, is_last=is_last),
+        **_shapes(model.config, recipe, layout, device, is_first=is_first, is_last=is_last),
     )  # fmt: skip
     given: Any = {"n_microbatches": accumulate, "loss_fn": loss_of, "scale_grads": False}
     embedding: Any = model.get_input_embeddings() if is_first else stage.head
     return PipelineStep(
-        module, optimizers_of(module, layout, optimizer, foreach), {"input_ids": tokens}, precision, device,
+        module, optimizers_of(module, layout, recipe.optimizer, foreach), {"input_ids": tokens}, precision, device,
         accumulate=accumulate,
         schedule=_SCHEDULES[layout.schedule](made, **given), is_first=is_first, is_last=is_last,
         of_one=ScheduleGPipe(made, **{**given, "n_microbatches": 1}),
@@ -158,9 +155,10 @@ def stage_config(config: Mapping[str, Any], stages: int) -> dict[str, Any]:
 
 
 def _shapes(
-    config: Any, batch: int, seq: int, precision: str, layout: Layout, device: str, *, is_first: bool, is_last: bool
+    config: Any, recipe: Recipe, layout: Layout, device: str, *, is_first: bool, is_last: bool
 ) -> dict[str, Any]:
     """What a stage gets and gives, by the names of PipelineStage's arguments: torch then need not run it to know."""
+    batch, seq, precision = recipe.batch, recipe.seq, recipe.precision
     is_half = precision == "bf16" or (precision == "autocast-bf16" and layout.is_fully_sharded)
     sent = torch.bfloat16 if is_half else torch.float32
     given = torch.bfloat16 if precision in ("autocast-bf16", "bf16") else torch.float32

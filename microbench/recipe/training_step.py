@@ -19,6 +19,7 @@ import torch
 
 from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.optimizers import make_optimizers
+from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.settings import CHECKPOINTS, FUSED, PRECISIONS, Recipe
 
 AUTOCAST = {"autocast-bf16": torch.bfloat16, "autocast-fp16": torch.float16}
@@ -228,65 +229,47 @@ def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
     return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}
 
 
-def build(
-    config: Mapping[str, Any],
-    device: torch.device | str,
-    *,
-    batch: int = 4,
-    seq: int = 256,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    attention: str = "sdpa",
-    accumulate: int = 1,
-    checkpoint: str = "none",
-    fused: str = "none",
-    clip: float = 0.0,
-    finetune: str = "full",
-    lora_rank: int = Recipe.lora_rank,
-    lora_targets: str = Recipe.lora_targets,
-    base_dtype: str = "auto",
-    seed: int = 0,
-) -> TrainingStep:
+def build(config: Mapping[str, Any], device: torch.device | str, recipe: Recipe, seed: int = 0) -> TrainingStep:
     """Builds a step ready to run on `device`: weights are drawn there, tokens are from torch.randint, and every
     micro-batch is the same.
 
     Raises ValueError for an unknown precision, optimizer or checkpointing, and torch.OutOfMemoryError when the step
     does not fit.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
+    _check_precision(recipe.precision)
     device = torch.device(device)
     torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
+    attention = attention_implementation(recipe.attention)
     with torch.device(device):
-        model = build_model(config, attention, precision, checkpoint, base_dtype)
-        model = fine_tuned(model, finetune, lora_rank, lora_targets)
-    use_fused(model, fused)
-    vocabulary = int(config["vocab_size"])
-    input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)
+        model = build_model(config, attention, recipe.precision, recipe.checkpoint, recipe.weights_dtype)
+        model = fine_tuned(model, recipe)
+    use_fused(model, recipe.fused)
+    input_ids = torch.randint(0, int(config["vocab_size"]), (recipe.batch, recipe.seq), device=device)
     return TrainingStep(
         model,
-        make_optimizers(model, optimizer),
+        make_optimizers(model, recipe.optimizer),
         causal_lm_batch(input_ids),
-        precision,
+        recipe.precision,
         device.type,
-        accumulate=accumulate,
-        clip=clip,
-        scaler=scaler_for(precision, device.type),
+        accumulate=recipe.accumulate,
+        clip=recipe.clip,
+        scaler=scaler_for(recipe.precision, device.type),
     )
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
 
 
 def build_module(
     module: torch.nn.Module,
     batch: Any,
     device: torch.device | str,
+    recipe: Recipe,
     *,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    accumulate: int = 1,
-    checkpoint: str = "none",
-    clip: float = 0.0,
     foreach: bool | None = None,
 ) -> TrainingStep:
     """Builds a step as `build` does, for any module and its batch. With precision "bf16" the module's parameters and
@@ -294,28 +277,27 @@ def build_module(
 
     Raises ValueError as `build` does, and for a module without trainable parameters.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
+    _check_precision(recipe.precision)
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameters that require a gradient: nothing to train")
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    set_checkpointing(module, checkpoint)
+    torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
+    set_checkpointing(module, recipe.checkpoint)
     module = module.to(device)
     batch = map_tensors(batch, lambda tensor: tensor.to(device))
-    if precision == "bf16":
+    if recipe.precision == "bf16":
         module = module.to(torch.bfloat16)
         batch = map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
     device_type = str(device).partition(":")[0]
     return TrainingStep(
         module,
-        make_optimizers(module, optimizer, foreach),
+        make_optimizers(module, recipe.optimizer, foreach),
         batch,
-        precision,
+        recipe.precision,
         device_type,
-        accumulate=accumulate,
-        clip=clip,
+        accumulate=recipe.accumulate,
+        clip=recipe.clip,
         loss_fn=loss_fn,
-        scaler=scaler_for(precision, device_type),
+        scaler=scaler_for(recipe.precision, device_type),
     )
 
 

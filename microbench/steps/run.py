@@ -206,10 +206,7 @@ class HostCalibration:
 
     def __init__(self, plan: HostPlan, device: torch.device) -> None:
         self.plan, self.device = plan, device
-        self.steps = {
-            depth: training_step.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
-            for depth, config in plan.configs.items()
-        }
+        self.steps = {depth: training_step.build(config, device, plan) for depth, config in plan.configs.items()}
         self.samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in self.steps}
         for step in self.steps.values():
             step.run()

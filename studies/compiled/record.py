@@ -235,6 +235,7 @@ def _build(case: Case, mode: str, device: str) -> Any:
 
     import torch
 
+    from flopcast.microbench.recipe.settings import Recipe
     from flopcast.microbench.recipe.training_step import build, build_module
     from flopcast.roofline.stream.model.models import load_config, with_depth
 
@@ -243,11 +244,11 @@ def _build(case: Case, mode: str, device: str) -> Any:
         config = load_config(case.config)
         if case.layers is not None:
             config = with_depth(config, case.layers)
-        step = build(config, device, batch=case.batch, seq=case.seq, optimizer=case.optimizer)
+        step = build(config, device, Recipe(batch=case.batch, seq=case.seq, optimizer=case.optimizer))
     else:
         module, _, name = case.module.partition(":")
         model, batch = getattr(importlib.import_module(module), name)(batch=case.batch)
-        step = build_module(model, batch, device, optimizer=case.optimizer)
+        step = build_module(model, batch, device, Recipe(optimizer=case.optimizer))
     compiled: Any = torch.compile(step.model, mode="reduce-overhead" if mode == "compile-graphs" else None)
     step.model = compiled
     return step

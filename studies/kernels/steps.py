@@ -89,9 +89,10 @@ def _step(config: dict[str, Any], layers: int, batch: int, seq: int, contender: 
     import torch
 
     from flopcast.kernels.patch import patch
+    from flopcast.microbench.recipe.settings import Recipe
     from flopcast.microbench.recipe.training_step import build
 
-    step = build({**config, "num_hidden_layers": layers}, "cuda", batch=batch, seq=seq, optimizer="adamw-fused")
+    step = build({**config, "num_hidden_layers": layers}, "cuda", Recipe(batch=batch, seq=seq, optimizer="adamw-fused"))
     if contender == "ours":
         patch(step.model)
     if (torch_mode := MODES[mode]) is not None:

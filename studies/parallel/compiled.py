@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,7 @@ def record(case: Case, device: str) -> dict[str, Any]:
     forget(MODE)
     layout, traced = case.layout_of(dist.get_world_size()), case.traced(device)
     torch.manual_seed(0)
-    step: Any = build_parallel(
-        case.config, layout, mesh_of(layout, device), device, batch=traced.batch, seq=traced.seq,
-        optimizer=traced.optimizer, accumulate=traced.accumulate, mode=MODE,
-    )  # fmt: skip
+    step: Any = build_parallel(case.config, layout, mesh_of(layout, device), device, replace(traced, mode=MODE))
     step.warm_up()
     peak = 0
     if device == "cuda":
@@ -72,10 +69,8 @@ def record(case: Case, device: str) -> dict[str, Any]:
         step.run()
     finally:
         CompiledFxGraph.__call__ = run  # type: ignore[method-assign]
-    asked = Asked(
-        config=case.config, batch=traced.batch, seq=traced.seq, mode=MODE, parallel=str(layout), rank=dist.get_rank(),
-        optimizer=traced.optimizer, accumulate=traced.accumulate,
-    )  # fmt: skip
+    how = {**traced.settings, "mode": MODE, "parallel": str(layout), "cache": Asked.cache}
+    asked = Asked(config=case.config, rank=dist.get_rank(), **how)
     return {
         "asked": asdict(asked), "graphs": graphs, "calls": calls, "peak_bytes": peak, "torch": torch.__version__,
         "device": device,

@@ -39,10 +39,7 @@ def record(case: Case, device: str) -> streams.Stream:
     """Runs the step of this rank and returns what it launched."""
     layout, traced = case.layout_of(dist.get_world_size()), case.traced(device)
     torch.manual_seed(0)
-    step = build_parallel(
-        case.config, layout, mesh_of(layout, device), device, batch=traced.batch, seq=traced.seq,
-        precision=traced.precision, optimizer=traced.optimizer, accumulate=traced.accumulate,
-    )  # fmt: skip
+    step = build_parallel(case.config, layout, mesh_of(layout, device), device, traced)
     step.warm_up()
     measured = _measured(step) if device == "cuda" else {}
     meta: dict[str, Any] = {

@@ -30,6 +30,7 @@ from flopcast.microbench.recipe.compiling import forget
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, build_parallel, mesh_of
 from flopcast.microbench.recipe.pipeline_step import PipelineStep
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.roofline.stream.model.models import Config, load_config, make_config
 from studies.command import parser_of
 from studies.parallel.record import group_of
@@ -147,10 +148,10 @@ def built(step: Step) -> ParallelStep | PipelineStep:
     layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
     forget(step.mode)
     torch.manual_seed(dist.get_rank() if layout.world == layout.data else 0)
-    made = build_parallel(
-        MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", batch=step.batch, seq=step.seq,
-        optimizer=step.optimizer, accumulate=step.accumulate, mode=step.mode,
-    )  # fmt: skip
+    recipe = Recipe(
+        batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate, mode=step.mode
+    )
+    made = build_parallel(MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", recipe)
     made.warm_up()
     return made
 

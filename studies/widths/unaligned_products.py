@@ -175,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from flopcast.microbench.recipe import training_step
+    from flopcast.microbench.recipe.settings import Recipe
     from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.sweep.cases import Case, case_row
     from flopcast.microbench.timing.device import describe, pick_device
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pool = Pool(device, (1 << 24) if given.smoke else POOL_BYTES // 2)
     with Recorder(given.out, describe(device)) as recorder:
         # a process that has trained, as those of the steps have (`microbench/sweep`)
-        training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
+        training_step.build(make_config(width=128, depth=2, vocab=512), device, Recipe()).run()
         todo = [one for one in wanted if not recorder.is_done(one[0].key)]
         print(f"{len(todo)} of {len(wanted)} to measure, {time.monotonic() - begun:.0f} s in", flush=True)
         done = lost = 0

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     from flopcast.microbench.recipe import training_step
+    from flopcast.microbench.recipe.settings import Recipe
     from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.sweep.cases import Case
     from flopcast.microbench.sweep.sweep import run_sweep
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timer = make_timer(device, POLICIES[device.type]["quick" if device.type == "cpu" else "standard"])
     with Recorder(given.out, describe(device)) as recorder:
         # a process that has trained, as those of the steps have (`microbench/sweep`)
-        training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
+        training_step.build(make_config(width=128, depth=2, vocab=512), device, Recipe()).run()
         found = run_sweep(cases, recorder=recorder, timer=timer, suite="width gemms", budget_seconds=given.budget)
     print(found, flush=True)
     return 0

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.ops.op_stream import Op, Stream
 
@@ -194,14 +195,14 @@ def record(name: str, device: str) -> tuple[Stream, dict[str, Any]]:
     step: Any
     if "config" in entry:
         sizes = {"batch": entry.get("batch", 4), "seq": entry.get("seq", 256)}
-        step = training_step.build(entry["config"], device, **sizes, **run)
+        step = training_step.build(entry["config"], device, Recipe(**sizes, **run))
         meta = {"config": entry["config"], **sizes}
     else:
         with torch.device(device):
             made = factory_of(entry)()
         loss_fn = made[2] if isinstance(made, tuple) and len(made) > 2 else None
         step = (
-            training_step.build_module(made[0], made[1], device, loss_fn=loss_fn, **run)
+            training_step.build_module(made[0], made[1], device, Recipe(**run), loss_fn=loss_fn)
             if isinstance(made, tuple)
             else training_step.FunctionStep(made, device)
         )

@@ -23,6 +23,7 @@ from flopcast.decode import load
 from flopcast.errors import DataError
 from flopcast.files import cache_folder
 from flopcast.kernels.shapes import canonical_json
+from flopcast.microbench.recipe.settings import ONE_GPU
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.library.stored import relevant, versions
 from flopcast.roofline.stream.tracer.compiler.apart import compiling
@@ -32,18 +33,23 @@ from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 COMPILER = 4
 
 Codes = MutableMapping[str, OutputCode]  # of modules
-# What is asked of steps alone that are recorded.
+# What code depends on, but for the model; that of steps that are recorded and of inference on more. Of other settings
+# the key says what is not at its default.
+_ALWAYS = ("module", "sizes", "batch", "seq", "precision", "checkpoint", "mode", "base_dtype", "gpu", "cudnn")
 _OF_RECORDED = ("parallel", "rank", "optimizer", "accumulate", "clip", "is_own", "is_whole")
 _OF_INFERENCE = ("phase", "context")
 
 
 def code_key(asked: Asked) -> str:
     """A hash of what the code depends on, except versions."""
+    groups = {_ALWAYS: True, _OF_RECORDED: asked.is_recorded, _OF_INFERENCE: asked.phase != "train"}
+    told = {name: getattr(asked, name) for names, is_said in groups.items() if is_said for name in names}
+    known = {name for names in groups for name in names}
+    unusual = {name: value for name, value in asked.unusual.items() if name not in known}
+    if "parallel" in told:
+        told["parallel"] = told["parallel"].replace(ONE_GPU, "")  # as keys had it first
     config = None if asked.config is None else relevant(asked.config)
-    known = asdict(asked)
-    left_out = (*(() if asked.is_recorded else _OF_RECORDED), *(_OF_INFERENCE if asked.phase == "train" else ()))
-    known = {name: value for name, value in known.items() if name not in left_out}
-    return hashlib.sha256(canonical_json({**known, "config": config}).encode()).hexdigest()[:20]
+    return hashlib.sha256(canonical_json({**unusual, **told, "config": config}).encode()).hexdigest()[:20]
 
 
 def is_kept(asked: Asked) -> bool:

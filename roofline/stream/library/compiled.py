@@ -50,7 +50,7 @@ def compiled_now(config: Config, traced: Traced, eager: Callable[[], Stream], *,
     except _ProductsOutside:
         if traced.phase != "train":
             raise
-        return {traced.mode: _whole(_with_optimizer(asked, traced), traced.mode)}
+        return {traced.mode: _whole(replace(asked, is_whole=True), traced.mode)}
 
 
 def whole_of(config: Config, traced: Traced) -> Asked | None:
@@ -58,12 +58,7 @@ def whole_of(config: Config, traced: Traced) -> Asked | None:
     transformers runs experts one by one where weights are not bf16. None for any other."""
     if traced.phase != "train" or traced.precision == "bf16" or not any(config.get(name) for name in EXPERTS):
         return None
-    return _with_optimizer(replace(asked_of(traced), config=config), traced)
-
-
-def _with_optimizer(asked: Asked, traced: Traced) -> Asked:
-    """The whole step, with what lies outside of its graphs."""
-    return replace(asked, is_whole=True, optimizer=traced.optimizer, accumulate=traced.accumulate, clip=traced.clip)
+    return replace(asked_of(traced), config=config, is_whole=True)
 
 
 def _whole(asked: Asked, mode: str, known: Codes | None = None) -> Stream:
@@ -91,24 +86,17 @@ def compiled_module_now(
     try:
         return _compiled(asked, eager, known=known)[traced.mode]
     except _ProductsOutside:
-        return _whole(_with_optimizer(asked, traced), traced.mode, known)
+        return _whole(replace(asked, is_whole=True), traced.mode, known)
 
 
 def compiled_rank_now(config: Config, traced: Traced) -> Stream:
     """Compiles a step on several GPUs; the stream of one rank. Raises UsageError and DataError as `compiled_now`."""
-    return _rank_of(replace(asked_of(traced), config=config), traced)
+    return rank_stream(output_code(replace(asked_of(traced), config=config)), traced)
 
 
 def compiled_module_rank_now(source: str, traced: Traced, sizes: Mapping[str, int]) -> Stream:
     """As `compiled_rank_now`, of a module's factory."""
-    return _rank_of(replace(asked_of(traced), module=source, sizes=sizes), traced)
-
-
-def _rank_of(asked: Asked, traced: Traced) -> Stream:
-    of_rank = replace(
-        asked, parallel=traced.parallel, rank=traced.rank, optimizer=traced.optimizer, accumulate=traced.accumulate
-    )
-    return rank_stream(output_code(of_rank), traced)
+    return rank_stream(output_code(replace(asked_of(traced), module=source, sizes=sizes)), traced)
 
 
 def rank_stream(code: OutputCode, traced: Traced) -> Stream:
@@ -124,7 +112,7 @@ def compiled_own_now(source: str, traced: Traced, sizes: Mapping[str, int], know
     """The stream of a step that calls torch.compile by itself: of a step function, or of a module that its factory
     compiles. `traced`: as for a compiled step; the mode is the step's own, which the stream's meta says. Raises
     UsageError and DataError as `compiled_now`."""
-    asked = replace(_with_optimizer(asked_of(traced), traced), module=source, sizes=sizes, is_own=True, is_whole=False)
+    asked = replace(asked_of(traced), module=source, sizes=sizes, is_own=True)
     with compiled_once(asked, known) as result:
         code = result()
     recorded = from_json(code.recorded, "the recorded step")
@@ -157,10 +145,7 @@ def asked_of(traced: Traced) -> Asked:
     """What the compiler is asked for, but for the model."""
     _, capability, sm_count = traced.device.split()
     gpu = {"capability": [int(part) for part in capability.split(".")], "sm_count": int(sm_count)}
-    return Asked(
-        batch=traced.batch, seq=traced.seq, precision=traced.precision, checkpoint=traced.checkpoint, mode=traced.mode,
-        phase=traced.phase, context=traced.context, base_dtype=traced.base_dtype, gpu=gpu,
-    )  # fmt: skip
+    return Asked(**{**traced.settings, "cache": Asked.cache}, rank=traced.rank, gpu=gpu)
 
 
 def _compiled(

@@ -75,14 +75,9 @@ def _eager(
                 f"{name} {value} of a module: its factory makes the model, in its dtype and with what it freezes or "
                 f"adapts; leave {name} out, or name a config"
             )
-    options: dict[str, Any] = {
-        "batch": batch, "loss_fn": loss_fn, "sizes": sizes, "precision": run.precision, "optimizer": run.optimizer,
-        "accumulate": run.accumulate, "checkpoint": run.checkpoint, "gpu": gpu,
-    }  # fmt: skip
-    if run.is_parallel:
-        stream = _of_rank(source, run, run.traced_on(device), options)
-    else:
-        stream = trace_module(source, device=device, clip=run.clip, **options)
+    options: dict[str, Any] = {"batch": batch, "loss_fn": loss_fn, "sizes": sizes, "gpu": gpu}
+    traced = replace(run.traced_on(device), attention=Traced.attention)  # a module calls its own
+    stream = _of_rank(source, traced, options) if run.is_parallel else trace_module(source, traced=traced, **options)
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
     return stream
@@ -104,12 +99,12 @@ def _own(source: str, run: Run, sizes: Mapping[str, int], gpu: Mapping[str, Any]
     return compiled_own_now(source, compiled.traced_on(compiled.device_of(gpu)), sizes, known=codes)
 
 
-def _of_rank(source: Any, run: Run, traced: Traced, options: Mapping[str, Any]) -> Stream:
+def _of_rank(source: Any, traced: Traced, options: Mapping[str, Any]) -> Stream:
     """The stream of a module's step on several GPUs, of the first rank."""
     from flopcast.roofline.stream.tracer.parallel.trace import trace_module_rank
 
     each = BUCKET_EACH if has_bucket_each(traced) else None
-    found = trace_module_rank(source, run.layout, traced.device, bucket_mib=each, **options)
+    found = trace_module_rank(source, traced, bucket_mib=each, **options)
     return found if each is None else to_buckets(found)
 
 
@@ -226,10 +221,7 @@ class Module:
         return stream
 
     def _trace(self, run: Run, device: str, sizes: Mapping[str, int]) -> Stream:
-        key = (
-            device, run.mode, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip, run.parallel,
-            *sorted(sizes.items()),
-        )  # fmt: skip
+        key = (run.traced_on(device), *sorted(sizes.items()))
         if key not in self._traced:
             self._traced[key] = module_stream(
                 self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes,

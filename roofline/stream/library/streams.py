@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal
 
@@ -207,8 +207,7 @@ def trace_now(config: Config, traced: Traced) -> Stream:
                 from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
 
                 return trace_rank(config, traced, BUCKET_EACH if has_bucket_each(traced) else None)
-            left_out = ("mode", "parallel", "rank")
-            return trace(config, **{name: value for name, value in asdict(traced).items() if name not in left_out})
+            return trace(config, traced)
         except FlopcastError:
             raise
         except Exception as fault:  # transformers, its config classes and torch each raise their own errors

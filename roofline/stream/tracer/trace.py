@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +49,7 @@ from flopcast.microbench.recipe.training_step import (
     use_fused,
 )
 from flopcast.roofline.stream.model.models import Config, has_windows
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
@@ -73,8 +74,8 @@ class Recording:
     watch_compiler: Callable[[], None]
     hosts: HostTensors | None = None
 
-    def build(self, module: torch.nn.Module, batch: Any, device: str, **options: Any) -> TrainingStep:
-        return build_module(module, batch, device, **options)
+    def build(self, module: torch.nn.Module, batch: Any, traced: Traced, **given: Any) -> TrainingStep:
+        return build_module(module, batch, traced.device, traced, **given)
 
     def build_function(self, function: Callable[[], Any], device: str) -> FunctionStep:
         return FunctionStep(function, device)
@@ -142,73 +143,55 @@ def _settings_kept() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = precision
 
 
-def trace(
-    config: Config,
-    *,
-    batch: int = 4,
-    seq: int = 256,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    device: str = "cuda",
-    accumulate: int = 1,
-    checkpoint: str = "none",
-    fused: str = "none",
-    clip: float = 0.0,
-    finetune: str = "full",
-    lora_rank: int = Recipe.lora_rank,
-    lora_targets: str = Recipe.lora_targets,
-    base_dtype: str = "auto",
-    phase: str = "train",
-    context: int = 0,
-    cache: str = "dynamic",
-    attention: str = "sdpa",
-) -> Stream:
+def trace(config: Config, traced: Traced) -> Stream:
     """Traces one step of a transformers causal language model on fake tensors and returns its op stream: of training,
     or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
 
-    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
-    model is patched to run on the fused kernels (`kernels.patch_layers`), "patch" on all of them (`kernels.patch`).
-    `attention` "triton": a model with sliding
-    windows calls the Triton attention; others launch the same on either. Raises ValueError when transformers refuses
-    the config, or the patch the model, and NotImplementedError for what the Triton attention lacks.
+    Its `device` is the one whose semantics are traced ("cuda" or "cpu"); neither is needed. `attention` "triton": a
+    model with sliding windows calls the Triton attention; others launch the same on either. Raises ValueError when
+    transformers refuses the config, or the patch the model, and NotImplementedError for what the Triton attention
+    lacks.
     """
-    attention = attention if has_windows(config, seq) else "sdpa"
-    meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
-            "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
-    if fused != "none":
-        meta["fused"] = fused
-    if clip:
-        meta["clip"] = clip
-    if finetune != "full":
-        meta["finetune"] = finetune
-    if base_dtype != "auto":
-        meta["base_dtype"] = base_dtype
-    if attention != "sdpa":
-        meta["attention"] = attention
-    named = attention_implementation(attention)
-    if phase != "train":
-        meta |= {"phase": phase, "context": context, "optimizer": ""}
-        if cache != "dynamic":
-            meta["cache"] = cache
-        with modelled(Topic.FP8) if base_dtype == "fp8" else contextlib.nullcontext(), faking(device) as record:
-            model = build_for_inference(config, named, precision, base_dtype)
-            ids = torch.zeros((batch, seq), dtype=torch.int64)
-            return record(InferenceStep(model, ids, precision, device, phase, context, cache_kind=cache), meta)
+    if not has_windows(config, traced.seq):
+        traced = replace(traced, attention=Traced.attention)
+    device, precision = traced.device, traced.precision
+    meta = {"config": dict(config), **meta_of(traced, device)}
+    attention = attention_implementation(traced.attention)
+    ids = (traced.batch, traced.seq)
+    if traced.phase != "train":
+        fp8 = modelled(Topic.FP8) if traced.base_dtype == "fp8" else contextlib.nullcontext()
+        with fp8, faking(device) as record:
+            model = build_for_inference(config, attention, precision, traced.base_dtype)
+            call = InferenceStep(
+                model, torch.zeros(ids, dtype=torch.int64), precision, device, traced.phase, traced.context,
+                cache_kind=traced.cache,
+            )  # fmt: skip
+            return record(call, {**meta, "optimizer": ""})
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with faking(device) as record:
-            model = build_model(config, named, precision, checkpoint, base_dtype)
-            model = fine_tuned(model, finetune, lora_rank, lora_targets)
-            use_fused(model, fused)
-            input_ids = torch.zeros((batch, seq), dtype=torch.int64)
-            optimizers = make_optimizers(model, optimizer, foreach=True if device == "cuda" else None)
+            model = build_model(config, attention, precision, traced.checkpoint, traced.base_dtype)
+            model = fine_tuned(model, traced)
+            use_fused(model, traced.fused)
+            optimizers = make_optimizers(model, traced.optimizer, foreach=True if device == "cuda" else None)
             step = TrainingStep(
-                model, optimizers, causal_lm_batch(input_ids), precision, device, accumulate=accumulate, clip=clip,
-                scaler=scaler_for(precision, device),
+                model, optimizers, causal_lm_batch(torch.zeros(ids, dtype=torch.int64)), precision, device,
+                accumulate=traced.accumulate, clip=traced.clip, scaler=scaler_for(precision, device),
             )  # fmt: skip
             stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
                 break  # otherwise state was made for parameters that get no gradients
     return stream
+
+
+# Settings that a stream's meta always says, and those that it says otherwise; others where they are not at the default.
+_ALWAYS = ("batch", "seq", "precision", "optimizer", "accumulate", "checkpoint")
+_OTHERWISE = ("mode", "parallel")
+
+
+def meta_of(recipe: Recipe, device: str) -> dict[str, Any]:
+    """What the meta of a stream says of how its step was run."""
+    unusual = {name: value for name, value in recipe.unusual.items() if name not in _OTHERWISE}
+    return {**{name: getattr(recipe, name) for name in _ALWAYS}, **unusual, "device": device}
 
 
 # Models whose first forward is like every other, as tests show; other models run a whole first step.
@@ -232,18 +215,16 @@ def _make_state(step: TrainingStep) -> None:
     step.optimizer_step()
 
 
+_USUAL = Traced()
+
+
 def trace_module(
     source: Any,
     batch: Any = None,
+    traced: Traced = _USUAL,
     *,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     sizes: Mapping[str, int] | None = None,
-    precision: str = "autocast-bf16",
-    optimizer: str = "adamw",
-    device: str = "cuda",
-    accumulate: int = 1,
-    checkpoint: str = "none",
-    clip: float = 0.0,
     gpu: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Traces one step of any module on fake tensors: no value is computed and no weight is initialized.
@@ -253,8 +234,8 @@ def trace_module(
       `loss_fn(output)`, else `microbench.recipe.training_step.loss_of(output)`; the optimizer is the one named;
     - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
       (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
-    - a step function: it runs forward, backward and optimizer by itself, once per call. The run options are then its
-      own business: `precision` is not used, `optimizer`, `clip`, `accumulate` and `checkpoint` have to be the defaults.
+    - a step function: it runs forward, backward and optimizer by itself, once per call. How it is run is then
+      its own business: `precision` is not used, and `refuse_unused` says what has to be at its default.
 
     `gpu` is the device of a profile, of which `torch.cuda` tells the code that asks its name, memory or compute
     capability; by default an H200, which `meta` then says under "notes", as it does what else was taken for granted.
@@ -263,24 +244,15 @@ def trace_module(
     what they count: tokens, samples, or steps of a step function.
     Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
     """
-    options: dict[str, Any] = {
-        "precision": precision,
-        "optimizer": optimizer,
-        "accumulate": accumulate,
-        "checkpoint": checkpoint,
-        **({"clip": clip} if clip else {}),
-    }
 
-    def traced(micro_batches: int) -> Stream:
-        return trace_made(
-            source, batch, loss_fn, sizes or {}, device, options, micro_batches,
-            faking(device, Gpu.of(gpu) if gpu else None),
-        )  # fmt: skip
+    def of(micro_batches: int) -> Stream:
+        faked = faking(traced.device, Gpu.of(gpu) if gpu else None)
+        return trace_made(source, batch, loss_fn, sizes or {}, traced, micro_batches, faked)
 
-    if accumulate > TRACED:
+    if traced.accumulate > TRACED:
         with contextlib.suppress(NotDerivable):
-            return to_micro_batches(traced(TRACED), accumulate)
-    return traced(accumulate)
+            return to_micro_batches(of(TRACED), traced.accumulate)
+    return of(traced.accumulate)
 
 
 def trace_made(
@@ -288,33 +260,33 @@ def trace_made(
     batch: Any,
     loss_fn: Callable[[Any], torch.Tensor] | None,
     sizes: Mapping[str, int],
-    device: str,
-    options: Mapping[str, Any],
+    traced: Traced,
     micro_batches: int,
     faked: contextlib.AbstractContextManager[Recording],
 ) -> Stream:
-    """Does what `trace_module` does, within `faked` and with `micro_batches` in place of the number in `options`."""
+    """Does what `trace_module` does, within `faked` and with `micro_batches` in place of the number in `traced`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
+    device = traced.device
     function = load_factory(source) if isinstance(source, str) else source
     with faked as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (function, batch) if isinstance(function, torch.nn.Module) else make(function, sizes, name)
         record.watch_compiler()
         if not isinstance(made, tuple):
-            refuse_unused(name, options)
+            refuse_unused(name, traced)
             step: Any = record.build_function(made, device)
             batch_sizes = (1, 1)
         else:
-            options = {**options, "accumulate": micro_batches}
+            traced = replace(traced, accumulate=micro_batches)
             if isinstance(source, torch.nn.Module) and batch is None:
                 raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
             module, batch, *given = made
             batch = _as_fakes(batch, record.values)
             step = record.build(
-                module, batch, device, loss_fn=given[0] if given else loss_fn,
-                foreach=True if device == "cuda" else None, **options,
+                module, batch, traced, loss_fn=given[0] if given else loss_fn,
+                foreach=True if device == "cuda" else None,
             )  # fmt: skip
             batch_sizes = sizes_of(step.batch)
-        meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
+        meta = {"module": name, **meta_of(traced, device), "batch": batch_sizes[0], "seq": batch_sizes[1]}
         meta["unit"] = "tokens" if batch_sizes[1] > 1 else "samples" if isinstance(made, tuple) else "steps"
         stream = record(step, meta)
         if isinstance(step, FunctionStep) and torch.backends.cuda.matmul.allow_tf32:
@@ -337,20 +309,14 @@ def trace_made(
 _OF_THE_CPU = "mkldnn"  # in the names of operators of the processors' library
 
 
-def refuse_unused(name: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option that a step function decides by itself."""
-    usual = {
-        "optimizer": ("adamw",),
-        "accumulate": (1,),
-        "checkpoint": ("none",),
-        "clip": (0.0,),
-        "precision": ("autocast-bf16", "tf32"),  # tf32 is how the GPU is to run products in fp32, which no trace shows
-    }
-    for option, values in usual.items():
-        if option in options and options[option] not in values:
+def refuse_unused(name: str, recipe: Recipe) -> None:
+    """Raises UsageError for a setting that a step function decides by itself."""
+    for setting, value in recipe.unusual.items():
+        # tf32 is how the GPU is to run products in fp32, which no trace shows
+        if setting in ("precision", "optimizer", "accumulate", "checkpoint", "clip") and value != "tf32":
             raise UsageError(
-                f"{option} {options[option]} of {name}, a step function: it does that by itself; leave {option} out, "
-                "or give a factory that returns (module, batch)"
+                f"{setting} {value} of {name}, a step function: it does that by itself; leave {setting} out, or give a "
+                "factory that returns (module, batch)"
             )
 
 

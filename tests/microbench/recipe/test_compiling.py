@@ -10,6 +10,7 @@ import torch
 
 from flopcast.microbench.recipe.compiling import compile_model, counts_of, forget, graphs_run, phase_counts
 from flopcast.microbench.recipe.plans import mode_of
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build_module
 from flopcast.roofline.stream.compiled.output_code import GRAPH_MARK, read_output_code
 
@@ -30,7 +31,7 @@ def test_launches_are_counted_as_the_reader_of_the_code_does(case: str) -> None:
 def linear_step() -> TrainingStep:
     """Products alone, for which inductor compiles no kernel."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
-    return build_module(model, torch.zeros(4, 8), "cpu", precision="fp32")
+    return build_module(model, torch.zeros(4, 8), "cpu", Recipe(precision="fp32"))
 
 
 def test_graphs_are_noted_while_they_run() -> None:

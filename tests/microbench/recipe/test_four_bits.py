@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build
 from flopcast.microbench.steps.run import parameters_of
 from flopcast.roofline.stream.model.models import make_config
@@ -15,7 +16,9 @@ CONFIG = make_config(width=128, depth=2, vocab=512)
 
 
 def test_a_base_of_four_bits_computes_nearly_what_it_packs_and_adapters_learn() -> None:
-    lora, qlora = (build(CONFIG, "cpu", batch=2, seq=32, finetune=way) for way in ("lora", "qlora"))
+    lora, qlora = (
+        build(CONFIG, "cpu", Recipe(batch=2, seq=32, finetune=way, base_dtype="fp32")) for way in ("lora", "qlora")
+    )
     assert parameters_of(qlora.model) == parameters_of(lora.model)
     first, kept = qlora.run(), lora.run()
     assert float(first) != float(kept)

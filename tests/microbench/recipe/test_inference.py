@@ -11,6 +11,7 @@ import torch
 
 from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import time_step
@@ -29,7 +30,7 @@ def held(step: InferenceStep) -> set[int]:
 
 @pytest.mark.parametrize(("phase", "tokens"), [("prefill", 24), ("decode", 1)])
 def test_a_call_takes_its_tokens_and_leaves_its_cache(phase: str, tokens: int) -> None:
-    step = build_inference(TINY, CPU, phase=phase, context=24, batch=2)
+    step = build_inference(TINY, CPU, Recipe(phase=phase, precision="bf16", context=24, batch=2))
     assert step.input_ids.shape == (2, tokens)
     assert next(step.model.parameters()).dtype == torch.bfloat16
     assert list(step.phases()) == ["forward"]
@@ -39,7 +40,7 @@ def test_a_call_takes_its_tokens_and_leaves_its_cache(phase: str, tokens: int) -
 
 
 def test_every_round_of_decodes_begins_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = build_inference(TINY, CPU, phase="decode", context=24, batch=1)
+    step = build_inference(TINY, CPU, Recipe(phase="decode", precision="bf16", context=24, batch=1))
     seen: list[int] = []
     run = InferenceStep.run
 
@@ -56,7 +57,7 @@ def test_every_round_of_decodes_begins_with_the_same_cache(monkeypatch: pytest.M
 
 
 def test_a_static_cache_stays_and_begins_anew_where_it_is_full() -> None:
-    step = build_inference(TINY, CPU, phase="decode", context=24, batch=2, cache="static")
+    step = build_inference(TINY, CPU, Recipe(phase="decode", precision="bf16", context=24, batch=2, cache="static"))
     step.refill()
     first = [tensor.data_ptr() for tensor, _ in step.cached]
     for _ in range(NEW_TOKENS):

@@ -10,7 +10,7 @@ import torch
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.quantised import _LAYERS, Quantised, quantise
-from flopcast.microbench.recipe.settings import QUANTISED
+from flopcast.microbench.recipe.settings import QUANTISED, Recipe
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.stream.model.models import load_config, make_config
 
@@ -47,7 +47,9 @@ def test_a_layer_computes_what_it_stands_for(weights: str, error: float) -> None
 @pytest.mark.parametrize("weights", QUANTISED)
 @pytest.mark.usefixtures("on_processors")
 def test_a_call_runs_on_them(weights: str) -> None:
-    step = build_inference(CONFIG, "cpu", phase="decode", context=8, batch=2, base_dtype=weights)
+    step = build_inference(
+        CONFIG, "cpu", Recipe(phase="decode", precision="bf16", context=8, batch=2, base_dtype=weights)
+    )
     assert step.run().isfinite().all()
     kinds = {type(module).__name__ for name, module in step.model.named_modules() if name.endswith("_proj")}
     assert kinds == {_LAYERS[weights].__name__}

@@ -13,6 +13,7 @@ import torch
 
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
@@ -23,8 +24,8 @@ CPU = torch.device("cpu")
 TINY = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
 
 
-def step_of(**options: Any) -> training_step.TrainingStep:
-    return training_step.build(TINY, "cpu", **{"batch": 2, "seq": 16, **options})
+def step_of(seed: int = 0, **options: Any) -> training_step.TrainingStep:
+    return training_step.build(TINY, "cpu", Recipe(**{"batch": 2, "seq": 16, **options}), seed)
 
 
 @pytest.mark.parametrize(

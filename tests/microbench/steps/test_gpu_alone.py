@@ -9,6 +9,7 @@ import torch
 from torch._inductor.fx_passes import pad_mm
 
 from flopcast.microbench.recipe.inference import build_inference
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.steps import gpu_alone
 from flopcast.roofline.stream.model.models import make_config
 
@@ -30,8 +31,9 @@ def test_products_are_timed_alone_while_a_model_is_compiled(monkeypatch: pytest.
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_first_calls_of_inference_leave_it_ready(phase: str) -> None:
     step = build_inference(
-        make_config(width=64, depth=2, vocab=512), "cpu", phase=phase, context=4, cache="static", precision="fp32"
-    )
+        make_config(width=64, depth=2, vocab=512), "cpu",
+        Recipe(batch=1, phase=phase, context=4, cache="static", precision="fp32"),
+    )  # fmt: skip
     gpu_alone.first_steps(step, 2)
     (length, _), *_ = step.lengths
     assert length.item() == (6 if phase == "decode" else 4)

@@ -73,7 +73,7 @@ def test_a_part_counts_by_the_curve_that_it_is_taken_from(h200: Profile, small: 
 
 def test_a_measured_kind_of_another_size_is_not_called_unmeasured(h200: Profile) -> None:
     """Products of 16 rows in fp32 are far from those measured, which are many."""
-    stream = trace_module(torch.nn.Linear(64, 64), torch.zeros(16, 64), precision="fp32")
+    stream = trace_module(torch.nn.Linear(64, 64), torch.zeros(16, 64), Traced(precision="fp32"))
     found = PricedStep(stream, Run(precision="fp32"), h200)
     said = [text for text in found.warnings if "gemm" in text]
     assert said

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flopcast.microbench.recipe.settings import Recipe
+
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Recipe):
     """A training step: `torch.compile(model)`, loss inside the model, backward and optimizer outside. With a `phase`
     other than "train" a call of inference of `seq` tokens, with a static cache for `context` of them and more.
 
@@ -25,28 +27,18 @@ class Asked:
     config: Mapping[str, Any] | None = None
     module: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    batch: int = 4
-    seq: int = 256
-    precision: str = "autocast-bf16"
-    checkpoint: str = "none"
     mode: str = "compile"
-    phase: str = "train"
-    context: int = 0
-    base_dtype: str = "auto"
+    cache: str = "static"
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cudnn: int = 91900
-    parallel: str = ""
     rank: int = 0
-    optimizer: str = "adamw"
-    accumulate: int = 1
-    clip: float = 0.0
     is_own: bool = False
     is_whole: bool = False
 
     @property
     def is_recorded(self) -> bool:
         """Whether what surrounds the graphs is recorded: it is not known from the eager step."""
-        return bool(self.parallel) or self.is_own or self.is_whole
+        return self.is_parallel or self.is_own or self.is_whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
-from flopcast.microbench.recipe.layout import Layout
-from flopcast.microbench.recipe.settings import TORCH_MODES
+from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 from flopcast.roofline.stream.ops import op_stream
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, Break, OutputCode
@@ -81,7 +80,7 @@ class Compiler:
             watched.waited = lambda line: waits.append((line, len(kept.calls)))
             try:
                 torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
-                if asked.parallel:
+                if asked.is_parallel:
                     recorded = _of_rank(asked, kept)
                 elif asked.is_recorded:
                     from flopcast.roofline.stream.tracer.compiler.own import record_own
@@ -165,7 +164,7 @@ def _built(asked: Asked) -> TrainingStep | InferenceStep:
             return TrainingStep(model, (), batch, asked.precision, "cuda")
         model, batch, loss_fn = _made(asked)
         return build_module(
-            model, batch, "cuda", loss_fn=loss_fn, precision=asked.precision, checkpoint=asked.checkpoint
+            model, batch, "cuda", Recipe(precision=asked.precision, checkpoint=asked.checkpoint), loss_fn=loss_fn
         )
 
 
@@ -190,24 +189,19 @@ def _of_rank(asked: Asked, kept: Kept) -> dict[str, Any]:
     from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module
     from flopcast.roofline.stream.tracer.compiler.rank import as_rank, record_rank
     from flopcast.roofline.stream.tracer.cuda_semantics import untraced
-    from flopcast.roofline.stream.tracer.trace import sizes_of
+    from flopcast.roofline.stream.tracer.trace import meta_of, sizes_of
 
-    layout = Layout.parse(asked.parallel)
-    run: dict[str, Any] = {
-        "precision": asked.precision, "optimizer": asked.optimizer, "accumulate": asked.accumulate,
-        "checkpoint": asked.checkpoint,
-    }  # fmt: skip
-    how = {**run, "foreach": True, "mode": asked.mode}
-    meta = {**run, "device": "cuda", "parallel": {"layout": asked.parallel, "rank": asked.rank}}
+    layout = asked.layout
+    meta = {**meta_of(asked, "cuda"), "parallel": {"layout": asked.parallel, "rank": asked.rank}}
     with untraced(), as_rank(layout, asked.rank) as (mesh, lanes):
         step: Any
         if asked.config is not None:
-            step = build_parallel(asked.config, layout, mesh, "cuda", batch=asked.batch, seq=asked.seq, **how)
-            meta |= {"config": dict(asked.config), "batch": asked.batch, "seq": asked.seq}
+            step = build_parallel(asked.config, layout, mesh, "cuda", asked, foreach=True)
+            meta["config"] = dict(asked.config)
         else:
             with torch.device("cuda", 0):
                 model, batch, loss_fn = _made(asked)
-            step = build_parallel_module(model, batch, layout, mesh, "cuda", loss_fn=loss_fn, **how)
+            step = build_parallel_module(model, batch, layout, mesh, "cuda", asked, loss_fn=loss_fn, foreach=True)
             samples, tokens = sizes_of(step.batch)
             meta |= {"module": asked.module, "batch": samples, "seq": tokens}
             meta["unit"] = "tokens" if tokens > 1 else "samples"

@@ -35,7 +35,7 @@ from flopcast.roofline.stream.tracer.compiler.rank import record_compiled
 from flopcast.roofline.stream.tracer.cuda_semantics import untraced
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu, machine_with
 from flopcast.roofline.stream.tracer.import_stubs import replaced
-from flopcast.roofline.stream.tracer.trace import load_factory, make, refuse_unused, sizes_of
+from flopcast.roofline.stream.tracer.trace import load_factory, make, meta_of, refuse_unused, sizes_of
 
 _MODE_OF = {mode or "default": ours for ours, mode in TORCH_MODES.items()}  # by torch's name
 _CAPTURES, _TUNES = "triton.cudagraphs", "max_autotune"  # among inductor's options
@@ -77,22 +77,18 @@ def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
 
 def _built(asked: Asked) -> tuple[TrainingStep | FunctionStep, dict[str, Any]]:
     """The step, and what its stream's meta is to say of it."""
-    options: dict[str, Any] = {
-        "precision": asked.precision, "optimizer": asked.optimizer, "accumulate": asked.accumulate,
-        "checkpoint": asked.checkpoint, **({"clip": asked.clip} if asked.clip else {}),
-    }  # fmt: skip
     if asked.config is not None:
-        meta = {"config": dict(asked.config), **options, "device": "cuda", "batch": asked.batch, "seq": asked.seq}
+        meta = {"config": dict(asked.config), **meta_of(asked, "cuda")}
         model = build_model(asked.config, precision=asked.precision)
         batch = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
-        return build_module(model, batch, "cuda", foreach=True, **options), meta
+        return build_module(model, batch, "cuda", asked, foreach=True), meta
     made = make(load_factory(asked.module), asked.sizes, asked.module)
-    meta = {"module": asked.module, **options, "device": "cuda"}
+    meta = {"module": asked.module, **meta_of(asked, "cuda")}
     if not isinstance(made, tuple):
-        refuse_unused(asked.module, options)
+        refuse_unused(asked.module, asked)
         return FunctionStep(made, "cuda"), {**meta, "batch": 1, "seq": 1, "unit": "steps"}
     module, batch, *loss_fn = made
-    step = build_module(module, batch, "cuda", loss_fn=loss_fn[0] if loss_fn else None, foreach=True, **options)
+    step = build_module(module, batch, "cuda", asked, loss_fn=loss_fn[0] if loss_fn else None, foreach=True)
     samples, tokens = sizes_of(step.batch)
     return step, {**meta, "batch": samples, "seq": tokens, "unit": "tokens" if tokens > 1 else "samples"}
 

@@ -31,7 +31,7 @@ from flopcast.roofline.stream.tracer.parallel.world import (
     reduced_by_layer,
     unseen_shapes,
 )
-from flopcast.roofline.stream.tracer.trace import Recording, faking, trace_made
+from flopcast.roofline.stream.tracer.trace import Recording, faking, meta_of, trace_made
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
 
@@ -42,36 +42,29 @@ def trace_rank(config: Config, traced: Traced, bucket_mib: float | None = None) 
     `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at BUCKET_EACH every gradient has
     one, so that layers are alike (`ops/to_buckets`)."""
     device, layout = traced.device, traced.layout
-    meta: dict[str, Any] = {
-        "config": dict(config), "batch": traced.batch, "seq": traced.seq, "precision": traced.precision,
-        "optimizer": traced.optimizer, "accumulate": traced.accumulate, "checkpoint": traced.checkpoint,
-        "device": device,
-    }  # fmt: skip
+    meta = {"config": dict(config), **meta_of(traced, device)}
     with among_ranks(layout, traced.rank, device) as record:
         step = build_parallel(
-            config, layout, record.mesh, device, batch=traced.batch, seq=traced.seq, precision=traced.precision,
-            optimizer=traced.optimizer, accumulate=traced.accumulate, checkpoint=traced.checkpoint,
-            foreach=True if device == "cuda" else None, bucket_mib=bucket_mib,
+            config, layout, record.mesh, device, traced, foreach=True if device == "cuda" else None,
+            bucket_mib=bucket_mib,
         )  # fmt: skip
         return record(step, meta)
 
 
 def trace_module_rank(
     source: Any,
-    layout: Layout,
-    device: str,
+    traced: Traced,
     *,
     batch: Any = None,
     loss_fn: Callable[[Any], Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     gpu: Mapping[str, Any] | None = None,
     bucket_mib: float | None = None,
-    **options: Any,
 ) -> Stream:
-    """As `trace_rank`, of the first rank and of a module or factory as `trace.trace_module` takes it, with that one's
-    `options`. Raises UsageError as that does, and for a step function, which lays itself out."""
-    ranks = among_ranks(layout, 0, device, Gpu.of(gpu) if gpu else None, bucket_mib)
-    return trace_made(source, batch, loss_fn, sizes or {}, device, options, options["accumulate"], ranks)
+    """As `trace_rank`, of a module or factory as `trace.trace_module` takes it. Raises UsageError as that does, and for
+    a step function, which lays itself out."""
+    ranks = among_ranks(traced.layout, traced.rank, traced.device, Gpu.of(gpu) if gpu else None, bucket_mib)
+    return trace_made(source, batch, loss_fn, sizes or {}, traced, traced.accumulate, ranks)
 
 
 @dataclass(frozen=True)
@@ -85,9 +78,9 @@ class RankRecording(Recording):
     lanes: Lanes | None
     bucket_mib: float | None
 
-    def build(self, module: torch.nn.Module, batch: Any, device: str, **options: Any) -> TrainingStep:
+    def build(self, module: torch.nn.Module, batch: Any, traced: Traced, **given: Any) -> TrainingStep:
         return build_parallel_module(
-            module, batch, self.layout, self.mesh, device, bucket_mib=self.bucket_mib, **options
+            module, batch, self.layout, self.mesh, traced.device, traced, bucket_mib=self.bucket_mib, **given
         )
 
     def build_function(self, function: Callable[[], Any], device: str) -> FunctionStep:

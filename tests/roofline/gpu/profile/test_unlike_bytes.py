@@ -14,7 +14,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.lowering.classes import op_class
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.trace import trace_module
 from flopcast.roofline.views.terminal.forecast import print_forecast
@@ -39,7 +39,7 @@ def h200() -> Profile:
 
 
 def forecast_of(function: Callable[[torch.Tensor], torch.Tensor], profile: Profile, *shape: int) -> Forecast:
-    stream = trace_module(_Of(function, *shape), torch.zeros(*shape), precision="fp32")
+    stream = trace_module(_Of(function, *shape), torch.zeros(*shape), Traced(precision="fp32"))
     return PricedStep(stream, RUN, profile).forecast()
 
 
@@ -113,7 +113,7 @@ GATES = {torch.nn.RNN: 1, torch.nn.GRU: 3, torch.nn.LSTM: 4}
 
 def recurrent(kind: type[torch.nn.Module], precision: str = "fp32", **options: Any) -> tuple[torch.nn.Module, Stream]:
     module = kind(SIZE, HIDDEN, batch_first=True, **options)
-    return module, trace_module(lambda: (module, torch.zeros(BATCH, SEQ, SIZE)), precision=precision)
+    return module, trace_module(lambda: (module, torch.zeros(BATCH, SEQ, SIZE)), traced=Traced(precision=precision))
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
@@ -137,7 +137,9 @@ def test_recurrent_layers_by_hand(kind: type[torch.nn.Module], options: dict[str
 def test_one_call_does_the_work_of_all_its_steps(h200: Profile) -> None:
     """A processor's trace of the same layer multiplies step by step; its first step needs no gradient of its state."""
     module = torch.nn.GRU(SIZE, HIDDEN, batch_first=True)
-    by_steps = trace_module(lambda: (module, torch.zeros(BATCH, SEQ, SIZE)), precision="fp32", device="cpu")
+    by_steps = trace_module(
+        lambda: (module, torch.zeros(BATCH, SEQ, SIZE)), traced=Traced(precision="fp32", device="cpu")
+    )
     _, at_once = recurrent(torch.nn.GRU)
     ratio = PricedStep(by_steps, RUN, h200).flops / PricedStep(at_once, RUN, h200).flops
     assert ratio == pytest.approx(1, abs=1 / SEQ)

@@ -22,7 +22,7 @@ from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.compiled import stream_of
 from flopcast.roofline.stream.library.streams import is_folded
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
@@ -60,7 +60,7 @@ def run_of(phase: str, mode: str = "compile-graphs") -> Run:
 @cache
 def eager(phase: str) -> Stream:
     seq = 1 if phase == "decode" else CONTEXT
-    return trace(config(), batch=BATCH, seq=seq, precision="bf16", phase=phase, context=CONTEXT, cache="static")
+    return trace(config(), Traced(batch=BATCH, seq=seq, precision="bf16", phase=phase, context=CONTEXT, cache="static"))
 
 
 @cache
@@ -125,7 +125,7 @@ def test_graphs_read_the_token_from_a_copy_and_cost_the_host_a_replay() -> None:
 @pytest.mark.parametrize("weights", QUANTISED)
 def test_products_of_weights_of_few_bits_stay_and_what_is_around_them_is_fused(weights: str) -> None:
     how: dict[str, Any] = {"batch": BATCH, "precision": "bf16", "phase": "decode", "context": CONTEXT}
-    loose = trace(config(), seq=1, cache="static", base_dtype=weights, **how)
+    loose = trace(config(), Traced(seq=1, cache="static", base_dtype=weights, **how))
     codes = [code("decode", depth, f"-{weights}") for depth in (2, 3)]
     found = stream_of(codes, loose, "compile-graphs", is_folded=True)
     assert products(found) == products(loose)
@@ -141,7 +141,9 @@ def test_products_of_weights_of_few_bits_stay_and_what_is_around_them_is_fused(w
     if weights == "fp8":  # of every other layer the norm is fused into the cast behind it
         assert found.depth is None
         return
-    assert products(to_depth(found, 9)) == products(trace(config(9), seq=1, cache="static", base_dtype=weights, **how))
+    assert products(to_depth(found, 9)) == products(
+        trace(config(9), Traced(seq=1, cache="static", base_dtype=weights, **how))
+    )
 
 
 def test_notes_name_what_else_runs_outside() -> None:

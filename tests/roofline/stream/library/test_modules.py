@@ -25,7 +25,7 @@ from flopcast.roofline.stream.library.modules import run_of_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
 from flopcast.roofline.views.terminal.forecast import print_forecast
@@ -146,7 +146,7 @@ def test_tracing_leaves_a_config_as_it_was() -> None:
     small = {**config, "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
              "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}  # fmt: skip
     before = deepcopy(small)
-    trace(small, batch=1, seq=8)
+    trace(small, Traced(batch=1, seq=8))
     assert small == before  # transformers writes into rope_scaling
 
 
@@ -179,7 +179,7 @@ def test_experts_count_as_many_rows_as_they_are_given() -> None:
         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
         "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 512,
     }  # fmt: skip
-    stream = trace(config, batch=2, seq=32, precision="bf16")
+    stream = trace(config, Traced(batch=2, seq=32, precision="bf16"))
     works = [describe(*w) for op in stream.ops if (w := lower(stream, op))]
     grouped = [w for w in works if w.variant.tokens[0] == "grouped"]
     rows = 2 * 32 * 2  # every token goes to two experts

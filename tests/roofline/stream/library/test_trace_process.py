@@ -72,11 +72,11 @@ def test_optimizer_state_without_a_first_step(
         "model_type": name, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
     }  # fmt: skip
-    run = {"batch": 2, "seq": 32, "precision": precision or "autocast-bf16"}
+    run = Traced(batch=2, seq=32, precision=precision or "autocast-bf16")
     assert tracer._is_steady_at_once(config)
-    short = trace(config, **run)  # type: ignore[arg-type]
+    short = trace(config, run)
     monkeypatch.setattr(tracer, "_is_steady_at_once", lambda _: False)
-    assert streams.to_json(short) == streams.to_json(trace(config, **run))  # type: ignore[arg-type]
+    assert streams.to_json(short) == streams.to_json(trace(config, run))
 
 
 def test_parameters_without_gradients_have_no_state(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_parameters_without_gradients_have_no_state(tiny: dict[str, Any], monkey
         return model
 
     monkeypatch.setattr(training_step, "build_model", with_unused)
-    found = trace(tiny, batch=2, seq=32)
+    found = trace(tiny, Traced(batch=2, seq=32))
     monkeypatch.setattr(tracer, "_is_steady_at_once", lambda _: False)
-    assert streams.to_json(found) == streams.to_json(trace(tiny, batch=2, seq=32))
+    assert streams.to_json(found) == streams.to_json(trace(tiny, Traced(batch=2, seq=32)))
 
 
 def test_a_trace_ends_with_the_command_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

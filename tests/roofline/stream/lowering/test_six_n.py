@@ -15,7 +15,7 @@ from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.model.models import with_depth
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
@@ -39,7 +39,7 @@ def flops_of(stream: Stream) -> int:
 
 
 def counted(module: torch.nn.Module, **options: Any) -> Parameters:
-    return count_parameters(trace_module(module, torch.randn(ROWS, WIDTH), **options), ROWS)
+    return count_parameters(trace_module(module, torch.randn(ROWS, WIDTH), Traced(**options)), ROWS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "autocast-bf16", "bf16"])
@@ -56,9 +56,8 @@ def test_micro_batches_and_checkpointing_count_as_one_pass_each() -> None:
     model = mlp(False, True)
     once = counted(model)
     assert counted(model, accumulate=3) == once  # of the same number of tokens
-    assert count_parameters(trace_module(mlp(True), torch.randn(ROWS, WIDTH), accumulate=7), 7 * ROWS).flops_6n == (
-        6 * LAYER * 7 * ROWS
-    )
+    seven = trace_module(mlp(True), torch.randn(ROWS, WIDTH), Traced(accumulate=7))
+    assert count_parameters(seven, 7 * ROWS).flops_6n == 6 * LAYER * 7 * ROWS
 
 
 def test_what_is_not_used_is_not_counted() -> None:
@@ -94,7 +93,7 @@ MOE: dict[str, Any] = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden
 def test_active_experts_of_transformers_qwen3_moe(options: dict[str, Any]) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    stream = trace(MOE, batch=2, seq=32, **options)
+    stream = trace(MOE, Traced(batch=2, seq=32, **options))
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**MOE))
     total = model.num_parameters()

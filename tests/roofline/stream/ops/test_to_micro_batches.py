@@ -168,4 +168,4 @@ def test_a_step_function_is_not_asked_for_what_it_does_itself(profile: Profile, 
 
     assert modules.module_stream(step, Run(), profile.device["type"]).meta["unit"] == "steps"
     with pytest.raises(UsageError, match=f"{option} {value} of .*step, .*leave {option} out"):
-        modules.module_stream(step, replace(Run(), **{option: value}), profile)
+        modules.module_stream(step, replace(Run(), **{option: value}), profile.device["type"])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import FunctionStep, build
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
@@ -88,7 +89,7 @@ def test_models_without_these_dimensions_are_refused() -> None:
 def test_the_forward_alone_is_what_a_model_without_gradients_runs(precision: str) -> None:
     """Against a real forward under no_grad: the same calls on the same shapes, the same memory."""
     config = make_config(width=96, depth=3, heads=4, kv_heads=2, head_dim=32, ffn=160, vocab=1000)
-    step = build(config, "cpu", batch=2, seq=64, precision=precision)
+    step = build(config, "cpu", Recipe(batch=2, seq=64, precision=precision))
     ids = step.batch["input_ids"]
 
     def forward() -> None:

@@ -11,13 +11,14 @@ import torch
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.memory import is_scale, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters
 from flopcast.roofline.stream.model.models import load_config, with_depth
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.trace import trace_module
 
@@ -66,7 +67,9 @@ def test_lora_is_the_step_of_peft_s_own_model(
             model, peft.LoraConfig(task_type="CAUSAL_LM", lora_alpha=2 * lora["r"], **lora)
         ), batch
 
-    real = trace_module(factory, **{name: run[name] for name in ("optimizer", "checkpoint", "clip") if name in run})
+    real = trace_module(
+        factory, traced=Traced(**{name: run[name] for name in ("optimizer", "checkpoint", "clip") if name in run})
+    )
     asked = traced(tiny, finetune="lora", **run)
     assert calls(asked) == calls(real)
     assert peak_bytes(asked) == peak_bytes(real)
@@ -120,7 +123,7 @@ def test_more_layers_than_there_are(tiny: dict[str, Any]) -> None:
 
 def test_adapters_learn_and_leave_the_base_alone(tiny: dict[str, Any]) -> None:
     pytest.importorskip("peft")
-    step = training_step.build(tiny, "cpu", batch=BATCH, seq=SEQ, finetune="lora", base_dtype="bf16")
+    step = training_step.build(tiny, "cpu", Recipe(batch=BATCH, seq=SEQ, finetune="lora", base_dtype="bf16"))
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
     losses = [float(step.run()) for _ in range(8)]
     assert losses[-1] < losses[0]
@@ -218,7 +221,7 @@ def test_steps_of_bitsandbytes_run_where_it_is_installed(tiny: dict[str, Any], m
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.delitem(sys.modules, "bitsandbytes.nn", raising=False)
     with pytest.raises(UsageError, match="pip install bitsandbytes"):
-        training_step.build(tiny, "cpu", batch=BATCH, seq=SEQ, finetune="qlora")
+        training_step.build(tiny, "cpu", Recipe(batch=BATCH, seq=SEQ, finetune="qlora"))
     for run in ({"finetune": "qlora"}, {"optimizer": "adamw8bit"}):
         with pytest.raises(UsageError, match="on processors"):
             Run(**run).traced_on("cpu")  # type: ignore[arg-type]

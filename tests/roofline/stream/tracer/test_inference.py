@@ -12,6 +12,7 @@ import torch
 import flopcast
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -22,7 +23,7 @@ from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters
 from flopcast.roofline.stream.model.models import make_config, with_depth
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
@@ -50,7 +51,10 @@ def test_the_trace_is_what_this_processor_runs(
     ids = torch.randint(0, 512, (BATCH, CONTEXT if phase == "prefill" else 1))
     real = record_step(InferenceStep(model, ids, "bf16", "cpu", phase, CONTEXT, cache_kind=cache))
     fake = trace(
-        tiny, batch=BATCH, seq=ids.shape[1], precision="bf16", device="cpu", phase=phase, context=CONTEXT, cache=cache
+        tiny,
+        Traced(
+            batch=BATCH, seq=ids.shape[1], precision="bf16", device="cpu", phase=phase, context=CONTEXT, cache=cache
+        ),
     )
     assert golden.ops_of(fake) == golden.ops_of(real)
     assert cache_bytes(fake) == cache_bytes(real)
@@ -196,11 +200,14 @@ WIDE = make_config(width=128, depth=3, vocab=512)
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])  # of 4 bits processors have another product
 def test_weights_of_few_bits_are_traced_as_this_processor_runs_them(weights: str, golden: ModuleType) -> None:
-    step = build_inference(WIDE, "cpu", phase="decode", context=CONTEXT, batch=BATCH, base_dtype=weights)
+    step = build_inference(
+        WIDE, "cpu", Recipe(phase="decode", precision="bf16", context=CONTEXT, batch=BATCH, base_dtype=weights)
+    )
     with modelled(Topic.FP8):
         real = record_step(step)
     fake = trace(
-        WIDE, batch=BATCH, seq=1, precision="bf16", device="cpu", phase="decode", context=CONTEXT, base_dtype=weights
+        WIDE,
+        Traced(batch=BATCH, seq=1, precision="bf16", device="cpu", phase="decode", context=CONTEXT, base_dtype=weights),
     )
     assert golden.ops_of(fake) == golden.ops_of(real)
 

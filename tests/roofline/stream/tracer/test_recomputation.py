@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, from_json, to_json
 from flopcast.roofline.stream.tracer.trace import trace_module
 
@@ -68,7 +68,7 @@ def stream_of(module: torch.nn.Module, batch: Any = None, **options: Any) -> Str
         # reentrant checkpointing asks for an input with a gradient, which the first layer then has to compute
         return module, torch.randn(ROWS, WIDTH, requires_grad=True) if batch is None else batch
 
-    return trace_module(factory, **{"precision": "fp32", **options})
+    return trace_module(factory, traced=Traced(**{"precision": "fp32", **options}))
 
 
 def flops(stream: Stream, profile: Profile) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def test_a_batch_that_exists_already(how: str) -> None:
     """A real batch is on the GPU too: torch's newer kind compares the device of what it saved with what it repeats."""
     batch = torch.randn(ROWS, WIDTH, requires_grad=True)
     model = Layers([how] * 2)
-    streams = [trace_module(model, batch, precision="fp32"), stream_of(model)]
+    streams = [trace_module(model, batch, Traced(precision="fp32")), stream_of(model)]
     plain, made_there = (
         Counter((op.name, op.phase, op.kind, op.is_recomputed) for op in stream.ops) for stream in streams
     )

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace_module
@@ -97,7 +98,7 @@ def test_muon_is_what_this_processor_runs() -> None:
             for op in stream.ops
         )
 
-    fake = trace_module(step, device="cpu")
+    fake = trace_module(step, traced=Traced(device="cpu"))
     steps = 5  # of the iteration, each with three products: gram, its square, the update
     a, b = 8, 24
     assert flops(fake, "optimizer") == 2 * steps * 2 * (a * a * b + a**3 + a * a * b)

@@ -18,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.steps.measure import profile_kernels
 from flopcast.roofline.gpu.profile.profile import PROFILES, Profile
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.models import depth_of, load_config, n_params, shipped_names
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, as_on_cuda
@@ -70,9 +72,9 @@ def without_fills(ops: Counter[str]) -> tuple[Counter[str], int]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_families_and_runs_trace_to_what_an_h200_ran(name: str, golden: ModuleType) -> None:
     record, entry = golden.read(name), golden.FAMILIES[name]
-    run = golden.run_of(entry)
+    run = Traced(**golden.run_of(entry))
     is_config = "config" in entry
-    stream = trace(entry["config"], **run) if is_config else trace_module(golden.factory_of(entry), **run)
+    stream = trace(entry["config"], run) if is_config else trace_module(golden.factory_of(entry), traced=run)
     found, expected = golden.ops_of(stream), Counter(record["ops"])
     assert sum(expected.values()) > 80
     assert without_fills(found)[0] - without_fills(expected)[0] == Counter()
@@ -139,9 +141,9 @@ def test_the_trace_is_what_this_processor_runs(
     optimizer: str, precision: str, clip: float, tiny: dict[str, Any], golden: ModuleType
 ) -> None:
     run: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "clip": clip}
-    step = training_step.build(tiny, "cpu", batch=2, seq=32, **run)
+    step = training_step.build(tiny, "cpu", Recipe(batch=2, seq=32, **run))
     real = record_step(step)
-    fake = trace(tiny, batch=2, seq=32, device="cpu", **run)
+    fake = trace(tiny, Traced(batch=2, seq=32, device="cpu", **run))
     found, expected = golden.ops_of(fake), golden.ops_of(real)
     if optimizer != "adamw-fused":  # a loop over parameters takes numbers that depend on the step: compare the calls
         found, expected = (calls(stream) for stream in (fake, real))
@@ -176,7 +178,7 @@ def test_shipped_streams_are_what_the_tracer_gives() -> None:
     assert len(list(next(iter(paths)).parent.glob("*.json.gz"))) == len(paths)
     config, options = wanted[1]
     shipped = streams.load(shipped_path(stream_key(config, options)))
-    now = trace(config, batch=options.batch, seq=options.seq, optimizer=options.optimizer)
+    now = trace(config, options)
     if all(shipped.meta[x] == now.meta[x] for x in ("torch", "transformers")):
         assert shipped.ops == now.ops
         assert shipped.storages == now.storages
@@ -320,11 +322,11 @@ def test_tracing_leaves_transformers_as_it_was(tiny: dict[str, Any]) -> None:
     import transformers.utils.import_utils as utils
 
     before = utils.is_fake_tensor
-    trace(tiny, batch=1, seq=16)
+    trace(tiny, Traced(batch=1, seq=16))
     assert utils.is_fake_tensor is before
     assert not torch.is_autocast_enabled("cpu")
     with pytest.raises(ValueError, match="optimizer 'lion'"):
-        trace(tiny, optimizer="lion")
+        trace(tiny, Traced(optimizer="lion"))
     assert utils.is_fake_tensor is before
 
 

@@ -82,11 +82,7 @@ def steps(source: str, compiled: Callable[[Asked], Future[OutputCode]]) -> Steps
 
 @cache
 def eager(source: str, layout: str, depth: int) -> Stream:
-    traced = Traced(parallel=layout)
-    return trace_module_rank(
-        source, traced.layout, "cuda", sizes={"depth": depth}, precision=traced.precision, optimizer="adamw-fused",
-        accumulate=1, checkpoint="none",
-    )  # fmt: skip
+    return trace_module_rank(source, Traced(parallel=layout, optimizer="adamw-fused"), sizes={"depth": depth})
 
 
 def test_layers_under_fsdp_share_two_graphs(steps: Steps) -> None:
