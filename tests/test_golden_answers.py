@@ -31,7 +31,9 @@ def test_the_answer_is_the_one_that_is_kept(command: str, answers: ModuleType, m
     for name, value in answers.SETTINGS.items():
         monkeypatch.setenv(name, value)
     found = answers.answer(command)
-    differing = answers.differing_lines(answers.golden()[command], found, relative=1e-6, absolute=1e-12)
+    differing = answers.differing_lines(
+        answers.golden()[command], found, relative=answers.RELATIVE, absolute=answers.ABSOLUTE
+    )
     assert differing == [], f"flopcast {command}\n" + "\n".join(differing[:20])
 
 
