@@ -91,7 +91,8 @@ class Setting:
     def check(self, name: str, value: Any) -> None:
         """Raises UsageError for a value that is not valid."""
         if words := self._valid_for(value):
-            told = f"{name} {value!r}" if isinstance(value, str) else f"{name} is {value:.15g}"
+            shown = f"{value:g}" if isinstance(value, float) else value
+            told = f"{name} {value!r}" if isinstance(value, str) else f"{name} is {shown}"
             raise UsageError(f"{told}: valid {words}{self.why_not(value)}")
 
     def _valid_for(self, value: Any) -> str:
@@ -148,6 +149,29 @@ class Recipe:
         metadata=setting("Precision: {}.", PRECISIONS, lambda value: _OTHER_PRECISIONS.get(value, "")),
     )
     optimizer: str = field(default="adamw", metadata=setting("Optimizer: {}.", OPTIMIZERS))
+    mode: str = field(default="eager", metadata=setting("How torch runs the step: {}.", MODES, why_not))
+    matmul: str = field(
+        default="torch",
+        metadata=setting(
+            "Backend of matrix products: torch, triton, or best, for each the faster of both by the profile.", MATMULS
+        ),
+    )
+    attention: str = field(
+        default="sdpa",
+        metadata=setting(
+            "Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton, or best, the fastest by the "
+            "profile.",
+            ATTENTIONS,
+        ),
+    )
+    fused: str = field(
+        default="none",
+        metadata=setting(
+            "Fused kernels: none, triton for Qwen3's norms, rotary embedding, SwiGLU and loss, or patch for what "
+            "flopcast.kernels.patch.patch makes of an eager step.",
+            FUSED,
+        ),
+    )
     clip: NonNegative = field(
         default=0.0,
         metadata=setting(
@@ -200,29 +224,6 @@ class Recipe:
             "Cache of keys and values of a call of inference: dynamic (grows), static (has its places), or auto: "
             "dynamic, and static where calls are compiled.",
             CACHES,
-        ),
-    )
-    mode: str = field(default="eager", metadata=setting("How torch runs the step: {}.", MODES, why_not))
-    matmul: str = field(
-        default="torch",
-        metadata=setting(
-            "Backend of matrix products: torch, triton, or best, for each the faster of both by the profile.", MATMULS
-        ),
-    )
-    attention: str = field(
-        default="sdpa",
-        metadata=setting(
-            "Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton, or best, the fastest by the "
-            "profile.",
-            ATTENTIONS,
-        ),
-    )
-    fused: str = field(
-        default="none",
-        metadata=setting(
-            "Fused kernels: none, triton for Qwen3's norms, rotary embedding, SwiGLU and loss, or patch for what "
-            "flopcast.kernels.patch.patch makes of an eager step.",
-            FUSED,
         ),
     )
     parallel: str = field(

@@ -136,7 +136,7 @@ class Answer:
         return {
             "gpu": self.gpu,
             "profile_basis": self.basis,
-            "run": asdict(self.run),
+            "run": self.run.to_json(),
             "forward_only": self.forward,
             "model": dict(self.center.config),
             "bound": self.center.bound,

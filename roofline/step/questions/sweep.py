@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from flopcast.roofline.stream.model.models import MODEL_COLUMNS, Config, check_c
 from flopcast.roofline.stream.model.run import Run, run_from
 from flopcast.roofline.stream.ops.op_stream import Stream
 
-RUN_COLUMNS: Mapping[str, type] = {one.name: type(one.default) for one in fields(Run)}
+RUN_COLUMNS: Mapping[str, type] = {name: type(value) for name, value in Run().to_json().items()}
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
@@ -84,6 +84,12 @@ class Run(Recipe):
     def matrix_dtype(self) -> str:
         """The dtype at whose peak rate most products of a call run; "" for a precision of a module's own."""
         return "fp8" if self.base_dtype == "fp8" else PEAK_OF.get(self.precision, "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as files name them and in their order: how the step is laid out stands last."""
+        record = asdict(self)
+        last = {name: record.pop(name) for name in ("parallel", "nodes", "link")}
+        return {**record, **last}
 
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""

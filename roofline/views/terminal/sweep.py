@@ -9,7 +9,7 @@ from flopcast.roofline.base.units import NONE, gigabytes, ms, short_name, three_
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.console import print_table, warn
 
-INPUTS = ("name", "config", "width", "depth", *Run.__dataclass_fields__)
+INPUTS = ("name", "config", "width", "depth", *Run().to_json())
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
