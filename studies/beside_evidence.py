@@ -8,6 +8,7 @@ Needs peft for steps with adapters. What a mending has seen is marked: those ste
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from statistics import median
 
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
@@ -51,8 +52,11 @@ def was_timed_once(row: StepComparison) -> bool:
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("suite", nargs="*", help=f"default: all, {', '.join(SUITES)}")
+    options = parser.parse_args()
+    if find_spec("peft") is None:
+        parser.error("peft is not installed, without which steps with adapters have no forecast: `pip install peft`")
     profile = find_profile(SOURCE)
-    for suite in parser.parse_args().suite or SUITES:
+    for suite in options.suite or SUITES:
         folder = REPORT / suite
         rows = [row for row in compare_runs(folder, profile) if row.status == "ok"]
         write_csv(rows, folder / "validation.csv")
