@@ -30,11 +30,12 @@ Progress = Callable[[int, int], None]
 
 
 def compile_ahead(wanted: Iterable[tuple[Config, Traced]], progress: Progress = lambda done, total: None) -> None:
-    """Compiles what `get_stream` would have to for the steps that are `wanted`. What cannot be compiled is left out:
-    whoever asks for its stream is told why. `progress`: compilations done, of how many."""
+    """Compiles what `get_stream` would have to for the steps that are `wanted`, but for those on several GPUs, whose
+    code is not kept. What cannot be compiled is left out: whoever asks for its stream is told why. `progress`:
+    compilations done, of how many."""
     by_chip: dict[str, dict[str, Asked]] = defaultdict(dict)
     for config, traced in wanted:
-        if traced.mode != "eager" and not is_at_hand(config, traced):
+        if traced.mode != "eager" and not traced.is_parallel and not is_at_hand(config, traced):
             depth = FOLDED_DEPTH if is_folded(config, traced) else None
             asked = _asked(config, traced)
             deep = asked if depth is None else replace(asked, config=with_depth(config, depth))

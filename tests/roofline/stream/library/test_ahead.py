@@ -89,6 +89,15 @@ def test_models_that_launch_alike_are_compiled_at_one_depth(compiled: list[Asked
     assert len(compiled) == len(depths)
 
 
+def test_steps_on_several_gpus_are_not_compiled_ahead(compiled: list[Asked]) -> None:
+    """Nothing would take the code of one GPU for them."""
+    wanted = [(config, replace(traced, parallel="fsdp=2")) for config, traced in vocabularies(4096, 8192, 16_384)]
+    compile_ahead(wanted)
+    assert compiled == []
+    compile_ahead(vocabularies(4096, 8192, 16_384))
+    assert not any(ahead.has_code(*one) for one in wanted)
+
+
 def test_another_depth_than_that_of_like_launches_gives_the_same_stream(
     compiled: list[Asked], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
