@@ -4,14 +4,16 @@
     python -m studies.shipped.pages nvidia-h200     one of them
 
 A page shows the profile that ships, as `flopcast report --gpu GPU` does, with the rows that it was fitted to and the
-real steps of that GPU. (`flopcast report --measurements DIR` fits the rows anew, which takes minutes for those of
-eleven cards.)
+real steps of that GPU. The curves of compiled steps need the ladder compiled before, by `flopcast cost --all-modes` for
+the GPUs compared and the page's own: about ten minutes of processor time. (`flopcast report --measurements DIR` fits
+the rows anew, which takes minutes for those of eleven cards.)
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from flopcast.microbench.recipe.settings import MODES
 from flopcast.progress import progress
 from flopcast.roofline.cli.gpu.report import standard_gpus_of_all
 from flopcast.roofline.gpu.fit.cards import read_folder
@@ -34,8 +36,15 @@ def main() -> None:
     options = parser.parse_args()
     for gpu in options.gpus or MEASURED:
         folder = REPORTS / gpu
+        profile = find_profile(gpu)
+        eager = assemble.curves(profile)
+        if len(assemble.modes(profile, eager)) < len(MODES):
+            names = ",".join(curve.gpu for curve in eager)
+            parser.error(
+                f"the page of {gpu} would lack its curves of compiled steps, which were not compiled on this machine: "
+                f"run `flopcast cost --all-modes --gpus {names}` first"
+            )
         with progress(gpu):
-            profile = find_profile(gpu)
             rows = read_folder(folder / "measurements").rows
             page = assemble.build_report(
                 profile, quality_of(profile, rows), folder, measured=rows, steps=folder / "steps"
