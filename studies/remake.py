@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from studies.beside_evidence import SUITES
 from studies.command import parser_of
@@ -102,19 +103,21 @@ def main() -> None:
         done = subprocess.run([sys.executable, "-m", *page.command], cwd=ROOT, stdout=subprocess.DEVNULL)
         if done.returncode:
             failed.append(line)
-        news = sorted(changed() - before)
+        after = changed()
+        news = sorted(path for path in before | after if before.get(path) != after.get(path))
         told = "FAILED" if done.returncode else ", ".join(news) or "as it was"
         print(f"{line}: {time.monotonic() - start:.0f} s: {told}", flush=True)
     if failed:
         sys.exit(f"{len(failed)} of {len(pages)} failed: {'; '.join(failed)}")
 
 
-def changed() -> set[str]:
-    """Files that differ from the last commit."""
+def changed() -> dict[str, str]:
+    """The files that differ from the last commit, with a hash of each; "" for one that is gone."""
     shown = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=all"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return {line[3:] for line in shown.stdout.splitlines()}
+    paths = [line[3:] for line in shown.stdout.splitlines()]
+    return {path: sha256((ROOT / path).read_bytes()).hexdigest() if (ROOT / path).is_file() else "" for path in paths}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from flopcast.child import as_one_of_several
+from flopcast.child import run_as_worker
 from flopcast.microbench.collectives import nccl_log
 from flopcast.microbench.collectives.cases import SIZES, Members, cases, groups
 
@@ -108,7 +108,7 @@ def _measure(session: Any, task: Task, log: nccl_log.LogReader) -> None:
 
 def main(text: str) -> None:
     task = Task(**json.loads(text))
-    as_one_of_several(lambda: run(task), task.fault)
+    run_as_worker(lambda: run(task), task.fault)
 
 
 def as_text(task: Task) -> str:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from flopcast.child import as_one_of_several
+from flopcast.child import run_as_worker
 from flopcast.errors import FlopcastError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.plans import StepPlan
@@ -167,7 +167,7 @@ def _of_kernels(ranks: Sequence[Any]) -> dict[str, Any]:
 
 def main(text: str) -> None:
     task = Task(**json.loads(text))
-    as_one_of_several(lambda: run(task), task.fault)
+    run_as_worker(lambda: run(task), task.fault)
 
 
 def as_text(task: Task) -> str:

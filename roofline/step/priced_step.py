@@ -62,9 +62,8 @@ BITSANDBYTES = (
     "of ten steps with kernels of bitsandbytes on an H200 the host took 1.2 to 1.6 times as long as forecast, and more "
     "with its AdamW: where the host bounds, as in about half of them, the step comes out low, by up to 36%"
 )
-MANY_GRAPHS = (
-    16  # of a micro-batch; models that are compiled whole, to which the host's costs were fitted, have two to four
-)
+# Graphs of a micro-batch from which on they are small: models compiled whole, which gave the host's costs, have 2 to 4.
+MANY_GRAPHS = 16
 SMALL_GRAPHS = (
     "the step enters {} compiled graphs, each at what entering a whole model's costs the host, {} of {} ms: small ones "
     "likely cost less, which nothing measured tells; of a mixture of experts that entered 166 the step was forecast "

@@ -69,7 +69,7 @@ def answer(make: Callable[[Callable[[], Any]], Any]) -> None:
     os._exit(0)  # without finalizing the interpreter, which takes 0.5 to 0.9 s once torch is loaded
 
 
-def as_one_of_several(run: Callable[[], None], fault: str) -> None:
+def run_as_worker(run: Callable[[], None], fault: str) -> None:
     """Runs one of the processes that torch's launcher starts. An error of ours is printed, written to the file `fault`
     (message and exit code, as JSON; no file where it is empty), and ends this process at once."""
     end_with_parent(os.getppid())

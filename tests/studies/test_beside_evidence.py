@@ -49,7 +49,7 @@ def test_calls_timed_once_are_told_as_far_off_as_they_are() -> None:
     assert max(decodes) < 0
     assert -0.9 < min(decodes) < -0.8, "the guide says 84%"
     (recorded,) = (row for row in rows if row["device_error"])
-    assert -0.095 < float(recorded["device_error"]) < 0, "of one sequence: narrow products, as the guide says"
+    assert -0.094 < float(recorded["device_error"]) < 0, "of one sequence: narrow products, as the guide says"
     assert recorded["device_within"] == "false"
 
 
@@ -59,9 +59,9 @@ def test_kernels_of_calls_take_as_long_as_the_guide_says() -> None:
     assert (len(decodes), len(prefills)) == (11, 7)
     assert median(errors(prefills, "device_error")) < 0.025
     assert max(errors(prefills, "device_error")) < 0.035
-    assert median(errors(decodes, "device_error")) < 0.025
-    assert max(errors([row for row in decodes if row["batch"] != "1"], "device_error")) < 0.045
-    assert max(errors(decodes, "device_error")) < 0.095
+    assert median(errors(decodes, "device_error")) < 0.023
+    assert max(errors([row for row in decodes if row["batch"] != "1"], "device_error")) < 0.041
+    assert max(errors(decodes, "device_error")) < 0.094
 
 
 def test_a_summary_sets_what_was_timed_once_apart() -> None:
@@ -80,7 +80,9 @@ def test_a_summary_sets_what_was_timed_once_apart() -> None:
 def test_image_models_are_as_far_off_as_the_guide_says() -> None:
     rows = rows_of("images")
     assert len(rows) == 3
-    assert max(errors(rows, "step_error")) < 0.13
+    off = {row["name"]: float(row["step_error"]) for row in rows}
+    assert 0 < off.pop("convnext_tiny") < 0.126
+    assert all(-0.1 < error < 0 for error in off.values())
     assert max(errors(rows, "peak_error")) < 0.005
 
 
