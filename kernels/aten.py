@@ -254,6 +254,8 @@ def check(out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tenso
     found = _results(out, operands, shape)
     if _packet(shape) == "native_dropout":
         expected = _kept(found[1], expected[0], float(json.loads(shape.args)[1]))
+    elif _packet(shape) == "bernoulli_":  # drawn anew each time, too
+        expected = [_drawn(found[0], float(json.loads(shape.args)[1]))]
     names = [o.dtype for o in (*shape.inputs, *shape.outputs) if o.dtype in TOLERANCE]
     tolerance = max((TOLERANCE[name] for name in names), default=0.0)
     worst = 0.0
@@ -267,14 +269,24 @@ def check(out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tenso
     return worst, tolerance
 
 
-# Deviations of the binomial distribution that the share a dropout keeps may be off: one in 10^9 by chance.
+# Deviations of the binomial distribution that the share of what is drawn may be off: one in 10^9 by chance.
 SHARE_DEVIATIONS = 6.0
 
 
 def _kept(mask: torch.Tensor, wide: torch.Tensor, dropped: float) -> list[torch.Tensor]:
     """[the result of a dropout with this mask, the mask]; the result is NaN if the mask keeps another share of the
     elements than it should."""
-    deviation = (dropped * (1.0 - dropped) / max(mask.numel(), 1)) ** 0.5
-    off = abs(float(mask.double().mean()) - (1.0 - dropped)) if mask.numel() else 0.0
-    scale = 1.0 / (1.0 - dropped) if off <= SHARE_DEVIATIONS * deviation else float("nan")
+    scale = 1.0 / (1.0 - dropped) if _has_share(mask, 1.0 - dropped) else float("nan")
     return [wide * mask * scale, mask]
+
+
+def _drawn(result: torch.Tensor, probability: float) -> torch.Tensor:
+    """What was drawn, made zeros and ones; NaN if there are not as many ones as there should be."""
+    ones = (result != 0).to(result.dtype)
+    return ones if _has_share(ones, probability) else ones * float("nan")
+
+
+def _has_share(ones: torch.Tensor, probability: float) -> bool:
+    deviation = (probability * (1.0 - probability) / max(ones.numel(), 1)) ** 0.5
+    off = abs(float(ones.double().mean()) - probability) if ones.numel() else 0.0
+    return bool(off <= SHARE_DEVIATIONS * deviation)

@@ -39,6 +39,19 @@ _HELD_DECODES = tuple(
     for model in ({"width": 1280}, {"config": "llama-3.2-1b"})
     for batch in (4, 40)
 )
+# Of few sequences, whose reductions have too few rows to fill a GPU.
+_FEW_SEQUENCES = {
+    "fit": tuple(
+        Source(precision="bf16", phase="decode", batch=batch, context=300, width=width)
+        for width in (512, 1536, 2048, 3072)
+        for batch in (1, 3)
+    ),
+    "holdout": tuple(
+        Source(precision="bf16", phase="decode", batch=batch, context=300, width=width)
+        for width in (1280, 2304)
+        for batch in (1, 2)
+    ),
+}
 # Weights of few bits: a decode and a prefill, whose activations are cast in fp8.
 _QUANTISED = tuple(
     Source(precision="bf16", phase=phase, batch=batch, context=context, width=width, base_dtype=weights)
@@ -91,6 +104,10 @@ WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8
 RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
 VOCABULARIES = (32_000, 50_304, 128_256, 151_936)
 FEW_ROWS = {"fit": 170, "holdout": 45}
+# Of keys and values and of narrow models: fewer columns than fill a GPU, so that libraries split the sum.
+NARROW = (512, 640, 768, 896, 1024, 1152, 1280, 1536)
+NARROW_ROWS, NARROW_SUMS = (1, 1, 1, 2, 3, 4, 6, 8), (1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 8192)
+FEW_COLUMNS = {"fit": 60, "holdout": 20}
 # Of weights of few bits, of each kind: a prefill's rows too, up to so many FLOPs.
 MANY_ROWS = (256, 512, 1024, 2048, 4096)
 PACKED = {"fit": 80, "holdout": 25}
@@ -103,6 +120,8 @@ BATCHES = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 KV_HEADS, GROUPS, HEAD_DIMS = (1, 2, 4, 5, 8, 8, 12, 16), (1, 2, 2, 3, 4, 4, 8), (64, 128, 128)
 CONTEXTS = (129, 257, 401, 513, 769, 1025, 1537, 2049, 3001, 4097, 6145, 8193, 12289, 16385, 32769)
 ATTENTIONS = {"fit": 110, "holdout": 35}
+SPARE = 128  # the places of a static cache beyond the context, whose attention has a mask and a key for every head
+MASKED = {"fit": 60, "holdout": 20}
 MOST_BYTES = 2 * 10**9
 SEEDS = {"fit": 21, "holdout": 22}
 
@@ -134,6 +153,10 @@ def cases_of(name: str) -> list[SuiteCase]:
             cases += [case for shape in _products(role, drawn) for case in _cold_and_hot(shape, role)]
             cases += [case for shape in _attentions(role, taken) for case in _cold_and_hot(shape, role)]
             cases += [case for shape in _packed(role, packed) for case in _cold_and_hot(shape, role)]
+        for role, sources in _FEW_SEQUENCES.items():
+            cases += [case for shape in _narrow(role, drawn) for case in _cold_and_hot(shape, role)]
+            written_before = (*_masked(role, taken), *_reductions(sources))
+            cases += [case for shape in written_before for case in _cold_and_hot(shape, role, every=1)]
     if name == PRECISIONS:
         products: set[Gemm] = set()
         for role in SOURCES[name]:
@@ -145,9 +168,9 @@ def _kind(work: Work) -> KernelKind:
     return KernelKind(work.op_class, work.variant)
 
 
-def _cold_and_hot(shape: Gemm | Call, role: str) -> list[SuiteCase]:
-    """Cold, and every second shape that an L2 holds hot as well."""
-    is_hot = shape.bytes <= HOT_BYTES / 4 and shape.bytes // 512 % 2
+def _cold_and_hot(shape: Gemm | Call, role: str, every: int = 2) -> list[SuiteCase]:
+    """Cold, and of the shapes that an L2 holds every second (or each) hot as well."""
+    is_hot = shape.bytes <= HOT_BYTES / 4 and shape.bytes // 512 % every == every - 1
     return [SuiteCase(shape, "torch", cache, role) for cache in ("cold", *(("hot",) if is_hot else ()))]
 
 
@@ -162,6 +185,23 @@ def _products(role: str, taken: Collection[Gemm]) -> list[Gemm]:
         return Gemm(m=rng.choice(ROWS), n=n, k=k)
 
     return list(distinct(partial(first, draw, lambda shape: shape.bytes <= MOST_BYTES), found, FEW_ROWS[role]))
+
+
+def _narrow(role: str, taken: set[Gemm]) -> list[Gemm]:
+    """Random products of one to eight rows with few columns."""
+    rng = random.Random(SEEDS[role])
+
+    def draw() -> Gemm:
+        return Gemm(m=rng.choice(NARROW_ROWS), n=rng.choice(NARROW), k=rng.choice(NARROW_SUMS))
+
+    return list(distinct(draw, taken, FEW_COLUMNS[role]))
+
+
+def _reductions(sources: Sequence[Source]) -> list[Call]:
+    """The reductions of decodes, as they are traced."""
+    return [
+        work.shape for work in works(sources, "cuda") if isinstance(work.shape, Call) and work.op_class == "reduction"
+    ]
 
 
 def _packed(role: str, taken: set[Gemm | Call]) -> list[Gemm | Call]:
@@ -223,12 +263,28 @@ def _attentions(role: str, taken: set[Call]) -> list[Call]:
     return list(distinct(partial(first, draw, lambda call: call.bytes <= MOST_BYTES), taken, ATTENTIONS[role]))
 
 
-def attention_of_one(batch: int, heads: int, kv_heads: int, keys: int, head_dim: int) -> Call:
-    """The attention of one token in bf16, as it is traced."""
+def _masked(role: str, taken: set[Call]) -> list[Call]:
+    """Random attentions of one token over a static cache, repeated for every head."""
+    rng = random.Random(SEEDS[role])
+
+    def draw() -> Call:
+        batch, kv_heads, head_dim = rng.choice(BATCHES), rng.choice(KV_HEADS), rng.choice(HEAD_DIMS)
+        heads = kv_heads * rng.choice(GROUPS)
+        return attention_of_one(batch, heads, heads, rng.choice(CONTEXTS) - 1 + SPARE, head_dim, is_masked=True)
+
+    return list(distinct(partial(first, draw, lambda call: call.bytes <= MOST_BYTES), taken, MASKED[role]))
+
+
+def attention_of_one(
+    batch: int, heads: int, kv_heads: int, keys: int, head_dim: int, *, is_masked: bool = False
+) -> Call:
+    """The attention of one token in bf16, as it is traced; with a mask as over a static cache."""
     query = _contiguous((batch, heads, 1, head_dim), "bf16")
     cache = _contiguous((batch, kv_heads, keys, head_dim), "bf16")
     outputs = query, _contiguous((batch, heads, 1), "fp32")
-    return Call("flopcast.attention.default", (query, cache, cache), outputs, '[{"t":0},{"t":1},{"t":2},false]')
+    masks = [_contiguous((batch, 1, 1, keys), "bf16")] if is_masked else []
+    arguments = '[{"t":0},{"t":1},{"t":2},false' + (',{"t":3}]' if is_masked else "]")
+    return Call("flopcast.attention.default", (query, cache, cache, *masks), outputs, arguments)
 
 
 def _contiguous(shape: Sequence[int], dtype: str) -> Operand:

@@ -260,6 +260,18 @@ def test_a_dropout_is_held_against_its_own_mask(dtype: str) -> None:
     assert not aten.check(all_kept, expected, operands, call)[0] <= tolerance, "nothing was dropped"
 
 
+def test_a_draw_is_held_against_its_probability() -> None:
+    rows = contiguous(64, 512, dtype="bf16")
+    call = Call("aten.bernoulli_.float", (rows,), (), '[{"t":0},0.8]', written=(0,))
+    call, operands, expected, out = replay(call)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+    operands[0].mul_(2)
+    assert aten.check(out, expected, operands, call)[0] > tolerance, "neither zeros nor ones"
+    operands[0].fill_(1)
+    assert not aten.check(out, expected, operands, call)[0] <= tolerance, "all ones"
+
+
 def grouped(a: Operand, b: Operand, out: Operand) -> Call:
     ends = contiguous(b.shape[0] if len(b.shape) == 3 else out.shape[0], dtype="int32")
     return Call("aten._grouped_mm.default", (a, b, ends), (out,), '[{"t":0},{"t":1},{"t":2}]')
