@@ -7,7 +7,7 @@ from __future__ import annotations
 _CALLS = {
     "gemm": "mm addmm addmm_ bmm baddbmm _grouped_mm _scaled_mm _weight_int4pack_mm",
     "attention": "",
-    "conv": "convolution convolution_backward cudnn_convolution",
+    "conv": "convolution convolution_backward cudnn_convolution _conv_depthwise2d",
     "rnn": "_cudnn_rnn _cudnn_rnn_backward",
     "linalg": "cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals"
     " linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq"
