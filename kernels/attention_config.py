@@ -97,8 +97,8 @@ def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = 
         wide = shape.head_dim == 128
         return AttentionConfig(
             Tile(128, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
-            Tile(64, 128, 4, 3, "hopper") if wide else Tile(128, 128, 4, 2, "hopper"),
-            Tile(128, 128, 4, 2, "hopper"),
+            Tile(64, 128, 4, 3, "hopper", skip=shape.causal) if wide else Tile(128, 128, 4, 2, "hopper"),
+            Tile(128, 128, 4, 2, "hopper", delta=wide and shape.causal),
         )
     if capability[0] == 9:
         if shape.head_dim <= 64:

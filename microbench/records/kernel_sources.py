@@ -29,22 +29,24 @@ BACKEND = "triton"
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "41b8e46e5419",  # attention
+    "dcd8d4b1357f": "7e9ac936e2ea",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "41b8e46e5419",  # attention
-    # while causal backwards of head size 128 took other variants; of that time are windows and documents alone
-    "c09710e7ac44": "41b8e46e5419",  # attention
+    "f5eb006da9ef": "7e9ac936e2ea",  # attention
+    # while causal backwards of head size 128 took these variants up to 8,192 tokens
+    "c09710e7ac44": "7e9ac936e2ea",  # attention
+    # before they took them: all other calls run what they ran (`_is_of_others`)
+    "41b8e46e5419": "7e9ac936e2ea",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "41b8e46e5419",  # attention
+    "c8d6bcc5bb8e": "7e9ac936e2ea",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -53,7 +55,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "41b8e46e5419",  # attention
+    "4c18c49a55d7": "7e9ac936e2ea",  # attention
     # before 302 products of published models came into the table, none of which had been measured
     "a83a69512d3e": "569607a3cd09",  # gemm
 }
@@ -103,7 +105,18 @@ def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
 def kernels_in(row: Row) -> str | None:
     """The fingerprint in a row, in today's form; None where the row has none."""
     told = cast(OperationRow, row).get("kernels_of")
-    return EARLIER.get(told, told) if told else None
+    if not told or (told in EARLIER and _is_of_others(row.get("shape") or {})):
+        return told
+    return EARLIER.get(told, told)
+
+
+def _is_of_others(shape: Mapping[str, Any]) -> bool:
+    """Whether all of EARLIER were of other kernels for this shape: causal backwards of head size 128, without windows
+    and documents, which run by the plain kernels."""
+    if operation_of(shape) != "attention":
+        return False
+    whole = shape.get("head_dim") == 128 and shape.get("direction") == "bwd" and shape.get("causal", True)
+    return shape.get("kind") == "call" or (whole and not shape.get("window") and shape.get("documents", 0) < 2)
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:

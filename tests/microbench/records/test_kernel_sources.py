@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_the_kernels_of_every_operation_are_found() -> None:
 
 # Rows of Triton, and of OPERANDS, in each committed folder: taken, and left out as of other kernels.
 COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "nvidia-h100-sxm/measurements/gpu0": ({"attention": 10}, {"gemm": 40}),
+    "nvidia-h100-sxm/measurements/gpu0": ({"attention": 5}, {"attention": 5, "gemm": 40}),
     "nvidia-h200/bands/kernels": ({"attention": 92}, {}),
     "nvidia-h200/fp8/kernels": ({}, {"scaled_matmul": 160}),  # of the rule of tiles before today's
     "nvidia-h200/precisions/kernels": ({"_grouped_mm": 18}, {}),
@@ -158,15 +159,15 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements/gpu0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu1": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu10": ({"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51}, {}),
-    "nvidia-h200/measurements/gpu11": ({"attention": 11, "gemm": 463}, {}),
+    "nvidia-h200/measurements/gpu11": ({"attention": 7, "gemm": 463}, {"attention": 4}),
     "nvidia-h200/measurements/gpu2/run0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu2/run1": ({}, {"attention": 20, "gemm": 80}),
     "nvidia-h200/measurements/gpu3": ({}, {"attention": 24, "gemm": 100}),
     "nvidia-h200/measurements/gpu4": ({}, {"attention": 10, "gemm": 38}),
-    "nvidia-h200/measurements/gpu5/run0": ({"attention": 10}, {"gemm": 40}),
-    "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 20}, {"gemm": 80}),
+    "nvidia-h200/measurements/gpu5/run0": ({"attention": 5}, {"attention": 5, "gemm": 40}),
+    "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 10}, {"attention": 10, "gemm": 80}),
     "nvidia-h200/measurements/gpu5/run2": ({"cross_entropy": 7, "swiglu": 51}, {"rms_norm": 132, "rope_qk_norm": 69}),
-    "nvidia-h200/measurements/gpu7": ({"attention": 649}, {}),
+    "nvidia-h200/measurements/gpu7": ({"attention": 476}, {"attention": 173}),
     "nvidia-h200/measurements/gpu9": ({"cross_entropy": 7, "rope_qk_norm": 69, "swiglu": 51}, {"rms_norm": 132}),
 }
 
@@ -198,6 +199,19 @@ def test_rows_of_the_present_kernels_by_an_earlier_name_are_theirs(tmp_path: Pat
         recorder.append(rows[0])
         assert recorder.is_done(shape.key, "triton", kernels=now)
     assert records.read(tmp_path).rows[0]["kernels_of"] == earlier
+
+
+def test_an_earlier_name_is_not_of_the_calls_that_run_other_kernels_since() -> None:
+    """Causal backwards of head size 128 alone, without windows and documents."""
+    now = fingerprint("attention")
+    earlier = next(old for old, new in kernel_sources.EARLIER.items() if new == now)
+    whole = Attention(batch=1, heads=2, kv_heads=2, seq=4096, head_dim=128, direction="bwd")
+    same = [replace(whole, **other) for other in (
+        {"direction": "fwd"}, {"head_dim": 64}, {"causal": False}, {"window": 1024}, {"documents": 4},
+    )]  # fmt: skip
+    rows = [{**row(shape), "kernels_of": earlier} for shape in (whole, *same)]
+    assert present(rows) == (rows[1:], {"attention": 1})
+    assert present([row(whole)]) == ([row(whole)], {})
 
 
 def test_rows_of_other_kernels_are_left_out_and_counted() -> None:
