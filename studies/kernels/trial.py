@@ -4,19 +4,22 @@
 
 - bands: attention with a sliding window or packed documents, beside cuDNN's with a mask of all pairs, flex_attention
   with a block mask, and our own whole triangle.
-- backward: variants of Hopper's backward (a tile's `skip` and `delta`, see `attention_config`), beside cuDNN's.
+- backward: Hopper's causal backward at head_dim 128 by the table of tiles and without its variants (a tile's `skip` and
+  `delta`, see `attention_config`), beside cuDNN's. Every variant for 16 heads, also at 256 and 512 tokens, whose tiles
+  have none yet; the table and none of them for other heads and groups.
 - fp8: scaled products of e4m3, every tile, beside torch._scaled_mm and the bf16 product.
 
 Every way is checked against a reference in fp32 before it is timed; a wrong one is a row without a time, and exit 1.
 The ways of a case are timed in turn, by events around as many calls as fill 2 ms, behind a kernel that keeps the device
 busy until all are enqueued; the median of nine. L2 is as the call before left it. OUT/trial.csv has a row per way as it
-is done; `ratio` is the peer's time over the way's.
+is done; `ratio` is the peer's time over the way's, of which the last lines say the geometric mean and the least.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 import sys
 import time
@@ -35,6 +38,7 @@ from flopcast.kernels import fp8_matmul
 from flopcast.kernels.attention_config import AttentionConfig, Tile
 from flopcast.kernels.shapes import Attention
 from studies.command import parser_of
+from studies.kernels.pairs import geometric_mean
 
 COLUMNS = ("kind", "case", "way", "seconds", "low", "ratio", "tflops", "error", "tolerance", "status")
 ROUNDS = 9
@@ -176,20 +180,25 @@ def bands(device: str, tokens: int = 16384, kv_heads: int = 8) -> Iterator[Case]
             yield Case("bands", name, flops, ways, check, "sdpa-cudnn, mask")
 
 
-def backward(device: str, tokens: int = 16384, kv_heads: int = 8) -> Iterator[Case]:
-    for seq in (1024, 2048, 4096, 8192, 16384, 1000, 3000):
+def backward(device: str, tokens: int = 16384) -> Iterator[Case]:
+    lengths = (1024, 2048, 4096, 8192, 16384, 1000, 3000)
+    settings = [(16, 8, seq) for seq in (*lengths, 256, 512)]
+    settings += [(*heads, seq) for heads in ((32, 8), (16, 16), (14, 2)) for seq in lengths[:5]]
+    for heads, kv_heads, seq in settings:
         shape = Attention(
-            batch=max(1, tokens // seq), heads=2 * kv_heads, kv_heads=kv_heads, seq=seq, head_dim=128, direction="bwd"
+            batch=max(1, tokens // seq), heads=heads, kv_heads=kv_heads, seq=seq, head_dim=128, direction="bwd"
         )
         operands = A.operands(shape, device)
         now = A._config_of(operands[0], operands[1], True, 1.0, False, None)
         dkdv = now.dkdv if now.dkdv.block_m == 64 else Tile(64, 128, 4, 3, "hopper")
+        every = (heads, kv_heads) == (16, 8)
         variants = {"triton": now} | {
             "triton" + ("/skip" * skip + "/delta" * delta or "/plain"): replace(
                 now, dkdv=replace(dkdv, skip=skip), dq=replace(now.dq, delta=delta)
             )
             for skip in (False, True)
             for delta in (False, True)
+            if every or not skip | delta
         }
         ways: dict[str, Callable[[], Way]] = {
             name: partial(by_triton, shape, operands, None, config) for name, config in variants.items()
@@ -303,6 +312,17 @@ def said(row: Mapping[str, Any]) -> str:
     )
 
 
+def summary(rows: Sequence[Mapping[str, Any]], least_tokens: int = 1000) -> Iterator[str]:
+    """Of each kind and way the geometric mean and the least of its ratios; of backwards those of so many tokens."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        seq = re.search(r"s(\d+)d\d+$", row["case"])
+        if "ratio" in row and not (row["kind"] == "backward" and seq and int(seq[1]) < least_tokens):
+            ratios.setdefault((row["kind"], row["way"]), []).append(row["ratio"])
+    for (kind, way), found in ratios.items():
+        yield f"{kind:9} {way:32} {geometric_mean(found):6.3f} of the peer, least {min(found):.3f}, {len(found)} cases"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
@@ -318,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.microbench.timing.cuda_timer import CudaTimer
     from flopcast.microbench.timing.policy import QUICK
 
-    began, wrong = time.monotonic(), 0
+    began, wrong, done = time.monotonic(), 0, list[dict[str, Any]]()
     timer = CudaTimer(torch.device("cuda", torch.cuda.current_device()), replace(QUICK, warm_up_seconds=1.0))
     timer.warm_up()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -336,9 +356,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     rows = finished(case, rows, timed(ways, timer))
                 writer.writerows(rows)
                 file.flush()
+                done += rows
                 wrong += sum(row["status"] == "incorrect" for row in rows)
                 print(*map(said, rows), sep="\n", flush=True)
                 torch.cuda.empty_cache()
+    print(*summary(done), sep="\n")
     return 1 if wrong else 0
 
 

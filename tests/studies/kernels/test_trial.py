@@ -43,6 +43,14 @@ def test_a_wrong_way_and_a_refused_one_are_rows_without_a_time() -> None:
     assert "2000.0 us" in trial.said(rows[0])
 
 
+def test_the_summary_is_of_cases_with_a_peer_and_of_1000_tokens_or_more() -> None:
+    of = {"kind": "backward", "way": "triton"}
+    ratios = {"b64h16k8s256d128": 9.0, "b16h16k8s1000d128": 0.5, "b1h16k8s16384d128": 2.0}
+    rows = [{**of, "case": f"attention/bwd/causal/bf16/{name}", "ratio": ratio} for name, ratio in ratios.items()]
+    (line,) = trial.summary([*rows, {**of, "case": "attention/bwd/causal/bf16/b1h1k1s2048d128"}])
+    assert line.split()[1:] == ["triton", "1.000", "of", "the", "peer,", "least", "0.500,", "2", "cases"]
+
+
 @pytest.mark.parametrize("key", ["hopper/64x128/w4s3/skip", "hopper/128x128/w4s2/single/l2-16/delta"])
 def test_the_variants_have_keys(key: str) -> None:
     assert from_key(key).key == key
