@@ -29,24 +29,24 @@ BACKEND = "triton"
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "7e9ac936e2ea",  # attention
+    "dcd8d4b1357f": "8583686fc507",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "7e9ac936e2ea",  # attention
+    "f5eb006da9ef": "8583686fc507",  # attention
     # while causal backwards of head size 128 took these variants up to 8,192 tokens
-    "c09710e7ac44": "7e9ac936e2ea",  # attention
+    "c09710e7ac44": "8583686fc507",  # attention
     # before they took them: all other calls run what they ran (`_is_of_others`)
-    "41b8e46e5419": "7e9ac936e2ea",  # attention
+    "41b8e46e5419": "8583686fc507",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "7e9ac936e2ea",  # attention
+    "c8d6bcc5bb8e": "8583686fc507",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -55,7 +55,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "7e9ac936e2ea",  # attention
+    "4c18c49a55d7": "8583686fc507",  # attention
     # before 302 products of published models came into the table, none of which had been measured
     "a83a69512d3e": "569607a3cd09",  # gemm
 }

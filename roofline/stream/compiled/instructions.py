@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from math import prod
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ COSTS = {
 DIVISION = (5, 1)
 INTEGER_DIVISION = 6  # by a constant that is no power of two: a product and shifts
 TRIGONOMETRIC = ("sin", "cos", "tan")
+ACCESSES = ("load", "store", "atomic_add")
 FREE = ("arange", "program_id", "num_programs", "range", "debug_barrier", "reshape", "expand_dims")
 REDUCTIONS = ("sum", "max", "max2", "min", "min2", "prod", "any", "online_softmax_reduce", "welford", "argmax",
               "argmin")  # fmt: skip
@@ -79,6 +81,9 @@ class _Counter:
         self.work = Work()
         self.computed: dict[str, _Known] = {}  # expressions of the statements at hand, each of which is computed once
         self.reductions = 0  # among the threads of a program, in the statements at hand
+        self.addresses = _addresses(kernel.body)
+        self.of_addresses: dict[str, tuple[float, frozenset[str]]] = {}  # instructions, and what they begin from
+        self.charged: dict[str, float] = {}  # how many times a name that addresses come from was evaluated, a place
         fastest = self._fastest(frozenset(sizes))
         self.known = {
             f"{axis}{'_' if axis.startswith('r') else ''}index": _Known(
@@ -120,11 +125,16 @@ class _Counter:
     def _statement(self, node: ast.stmt) -> int:
         """Counts a statement; the depth of its loads."""
         if isinstance(node, ast.Assign):
-            found = self._value(node.value)
+            name = _target(node)
+            if name in self.addresses:
+                found, spent = self._apart(node.value)
+                self.of_addresses[name] = spent, _names(node.value)
+            else:
+                found = self._value(node.value)
             for target in node.targets:
-                for name in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(name, ast.Name) and not name.id.endswith("index"):
-                        self.known[name.id] = found
+                for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(one, ast.Name) and not one.id.endswith("index"):
+                        self.known[one.id] = found
             return found.depth
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             return self._value(node.value).depth
@@ -157,6 +167,23 @@ class _Counter:
         if key not in self.computed:
             self.computed[key] = self._new_value(node, is_address)
         return self.computed[key]
+
+    def _apart(self, node: ast.expr, is_address: bool = False) -> tuple[_Known, float]:
+        """`_value`, and its instructions, which are not counted yet."""
+        work, self.work = self.work, Work()
+        found = self._value(node, is_address)
+        spent, self.work = self.work.arithmetic, work.plus(**(asdict(self.work) | {"arithmetic": 0.0}))
+        return found, spent
+
+    def _charge(self, names: Iterable[str], share: float) -> float:
+        """Instructions by which the names are evaluated for a share of the places, where they were not before."""
+        found = 0.0
+        for name in names:
+            if (more := share - self.charged.get(name, 0.0)) > 0 and name in self.of_addresses:
+                spent, begin = self.of_addresses[name]
+                self.charged[name] = share
+                found += more * spent + self._charge(begin, share)
+        return found
 
     def _new_value(self, node: ast.expr, is_address: bool) -> _Known:
         match node:
@@ -223,7 +250,7 @@ class _Counter:
     def _call(self, node: ast.Call, is_address: bool) -> _Known:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if name in ("load", "store", "atomic_add"):
+        if name in ACCESSES:
             return self._access(node, name)
         if name in ("full", "zeros"):
             return _Known(strides={})
@@ -250,18 +277,21 @@ class _Counter:
 
     def _access(self, node: ast.Call, method: str) -> _Known:
         address = node.args[0]
-        where = self._value(address, is_address=True)
+        where, spent = self._apart(address, is_address=True)
         value = self._value(node.args[1]) if method != "load" and len(node.args) > 1 else _Known()
         pointers = [n.id for n in ast.walk(address) if isinstance(n, ast.Name) and n.id in self.kernel.dtypes]
         size = DTYPE_BYTES[self.kernel.dtypes[pointers[0]]] if pointers else 4
         axes = where.axes | value.axes
         depth = max(where.depth, value.depth)
         if pointers and pointers[0] == WORKSPACE:
+            self.work = self.work.plus(arithmetic=spent)
             return _Known(axes, depth)
         share = HALF if method == "load" and self._is_conditional(node) else 1.0
         is_gathered = self._is_gathered(axes, where.strides, size)
         most = min(max(VECTOR_BYTES // size, 1), self._together(node, method, axes))
         at_once = 1 if is_gathered else min(where.run, where.multiple, most)
+        spent = spent / at_once + self._charge(_names(address), 1.0 / at_once)
+        self.work = self.work.plus(arithmetic=spent)
         cast = 1.0 if size != BYTES_OF_REGISTER else 0.0
         self._add(axes, arithmetic=share * cast, accesses=share / at_once)
         count = self._count(axes) * share
@@ -298,6 +328,40 @@ class _Counter:
         if reduced and self._is_inner():
             return reduced
         return frozenset({"x"}) & axes or axes
+
+
+def _addresses(body: Iterable[ast.stmt]) -> frozenset[str]:
+    """The names from which nothing comes but addresses: a thread that takes several elements at a time evaluates them
+    for the first of these alone."""
+    used: dict[str, set[str]] = {}  # by which names: "" where the value itself is needed
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if not isinstance(node, (ast.Assign, ast.Expr, ast.AugAssign)):
+            continue
+        inside = {
+            id(part)
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ACCESSES
+            for part in ast.walk(call.args[0])
+        }
+        by = _target(node) if isinstance(node, ast.Assign) else ""
+        for part in ast.walk(node.value):
+            if isinstance(part, ast.Name):
+                used.setdefault(part.id, set()).update(() if id(part) in inside else {by})
+    found = {name for name in used if not name.endswith(("index", "numel", "offset"))}
+    while True:
+        kept = {name for name in found if used[name] <= found}
+        if kept == found:
+            return frozenset(found)
+        found = kept
+
+
+def _target(node: ast.Assign) -> str:
+    """The name that a statement assigns to; "" where it is none or several."""
+    return node.targets[0].id if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) else ""
+
+
+def _names(node: ast.expr) -> frozenset[str]:
+    return frozenset(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
 
 
 def _scaled(strides: Mapping[str, float] | None, factor: float) -> Mapping[str, float] | None:
