@@ -1,6 +1,6 @@
 """Remakes the shipped suites from the traces of the models that they name.
 
-python -m studies.suites [NAME ...]
+python -m studies.suites [--keep] [NAME ...]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import ATTENTION, BANDS, FP8, FUSED, OF_TRITON, PRODUCTS, save, shipped_path
+from flopcast.roofline.gpu.suites import ATTENTION, BANDS, FP8, FUSED, OF_TRITON, PRODUCTS, load, save, shipped_path
 from studies.command import parser_of
 from studies.suites import beside
 from studies.suites.attention import banded_cases, triton_cases
@@ -28,18 +28,27 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     valid = (*PLANS, *OF_TRITON, *beside.SOURCES)
     parser.add_argument("name", nargs="*", help=f"default: all, {', '.join(valid)}")
-    names = parser.parse_args().name or valid
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the shipped cases, and add what is drawn beside traced ones"
+    )
+    arguments = parser.parse_args()
+    names = arguments.name or (tuple(beside.SOURCES) if arguments.keep else valid)
     if unknown := [name for name in names if name not in valid]:
         parser.error(f"unknown suites {', '.join(unknown)}: valid are {', '.join(valid)}")
-    remake(names)
+    if arguments.keep and (others := [name for name in names if name not in beside.SOURCES]):
+        parser.error(f"--keep is for {', '.join(beside.SOURCES)}, not {', '.join(others)}")
+    remake(names, is_kept=arguments.keep)
 
 
-def remake(names: Iterable[str]) -> None:
-    """Builds and writes suites, and says how long each takes."""
+def remake(names: Iterable[str], *, is_kept: bool = False) -> None:
+    """Builds and writes suites, and says how long each takes. `is_kept`: their traced cases stay as they are shipped,
+    which another version of torch or of what is traced would change."""
     profile = find_profile(MEASURED_GPU)
     for name in names:
         if name == FUSED:
             cases, sources = fused_cases(*(works(own, "cuda") for own in FUSED_SOURCES.values())), labels(FUSED_SOURCES)
+        elif is_kept:
+            cases, sources = [*dict.fromkeys((*load(name), *beside.drawn_beside(name)))], labels(beside.SOURCES[name])
         elif name in beside.SOURCES:
             cases, sources = beside.cases_of(name), labels(beside.SOURCES[name])
         elif name in DRAWN:

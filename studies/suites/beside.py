@@ -127,6 +127,13 @@ ATTENTIONS = {"fit": 110, "holdout": 35}
 SPARE = 128  # the places of a static cache beyond the context, whose attention has a mask and a key for every head
 MASKED = {"fit": 60, "holdout": 20}
 MOST_BYTES = 2 * 10**9
+# Of layer norms and their gradients in fp32: a model has few sizes, and torch two ways for the gradient, by the rows.
+NORM_SIDES, NORM_CHANNELS = (
+    (7, 8, 10, 12, 14, 16, 20, 24, 28, 40, 48, 56, 64, 72),
+    (96, 128, 192, 256, 384, 512, 768, 1024),
+)
+NORM_ROWS = {"short": (1_000, 64 * 1024), "long": (64 * 1024 + 1, 1_500_000)}
+NORMS = {"fit": 4, "holdout": 1}  # of each direction, layout and range of rows; twice as many where all is contiguous
 SEEDS = {"fit": 21, "holdout": 22}
 
 
@@ -161,11 +168,19 @@ def cases_of(name: str) -> list[SuiteCase]:
             cases += [case for shape in _narrow(role, drawn) for case in _cold_and_hot(shape, role)]
             written_before = (*_masked(role, taken), *_reductions(sources))
             cases += [case for shape in written_before for case in _cold_and_hot(shape, role, every=1)]
+    cases += drawn_beside(name)
     if name == PRECISIONS:
         products: set[Gemm] = set()
         for role in SOURCES[name]:
             cases += [SuiteCase(shape, "torch", "cold", role) for shape in _by_dtype(role, products)]
     return list({(case.shape.key, case.cache): case for case in reversed(cases)}.values())[::-1]
+
+
+def drawn_beside(name: str) -> list[SuiteCase]:
+    """What is drawn for a suite of traced calls whatever they are, so that it can be added to a shipped one."""
+    taken: set[Call] = set()
+    roles = SOURCES[name] if name == IMAGES else ()
+    return [case for role in roles for shape in _norms(role, taken) for case in _cold_and_hot(shape, role)]
 
 
 def _kind(work: Work) -> KernelKind:
@@ -292,6 +307,47 @@ def attention_of_one(
     masks = [_contiguous((batch, 1, 1, keys), "bf16")] if is_masked else []
     arguments = '[{"t":0},{"t":1},{"t":2},false' + (',{"t":3}]' if is_masked else "]")
     return Call("flopcast.attention.default", (query, cache, cache, *masks), outputs, arguments)
+
+
+def _norms(role: str, taken: set[Call]) -> list[Call]:
+    """Random layer norms over the channels of images, and their gradients, channels last in memory or not."""
+    rng = random.Random(SEEDS[role])
+
+    def draw(least: int, most: int, is_backward: bool, is_permuted: bool) -> Call:
+        side, channels = rng.choice(NORM_SIDES), rng.choice(NORM_CHANNELS)
+        rows = least * (most / least) ** rng.random()
+        return layer_norm(max(round(rows / side**2), 1), side, channels, is_backward, is_permuted)
+
+    def is_wanted(least: int, most: int, call: Call) -> bool:
+        return least <= call.inputs[0].numel // call.inputs[0].shape[-1] <= most and call.bytes <= MOST_BYTES
+
+    return [
+        call
+        for is_backward in (False, True)
+        for is_permuted in (False, True)
+        for rows in NORM_ROWS.values()
+        for call in distinct(
+            partial(first, partial(draw, *rows, is_backward, is_permuted), partial(is_wanted, *rows)),
+            taken,
+            NORMS[role] * (1 if is_permuted else 2),
+        )
+    ]
+
+
+def layer_norm(images: int, side: int, channels: int, is_backward: bool, is_permuted: bool) -> Call:
+    """The layer norm of each place of images in fp32, or its gradient, as it is traced. `is_permuted`: of images whose
+    channels are not last in memory."""
+    given = _contiguous((images, side, side, channels), "fp32")
+    places = side * side
+    strides = (channels * places, side, 1, places)
+    data = replace(given, stride=strides) if is_permuted else given
+    statistic, weight = _contiguous((images, side, side, 1), "fp32"), _contiguous((channels,), "fp32")
+    if not is_backward:
+        arguments = f'[{{"t":0}},[{channels}],{{"t":1}},{{"t":2}},1e-06]'
+        return Call("aten.native_layer_norm.default", (data, weight, weight), (given, statistic, statistic), arguments)
+    inputs = given, data, statistic, statistic, weight, weight
+    arguments = f'[{{"t":0}},{{"t":1}},[{channels}],{{"t":2}},{{"t":3}},{{"t":4}},{{"t":5}},[true,true,true]]'
+    return Call("aten.native_layer_norm_backward.default", inputs, (given, weight, weight), arguments)
 
 
 def _contiguous(shape: Sequence[int], dtype: str) -> Operand:

@@ -22,6 +22,12 @@ _FEW_INDICES = 3072
 # 10.8 us where 36 take 1.9 (aten/src/ATen/native/cuda/Indexing.cu).
 _IN_TURN = 16
 
+# From so many rows on, of fewer columns than half of a large GPU's multiprocessors take (32 each), the gradient of a
+# layer norm's weights is summed in parts by many blocks, which two sums add up; below, by one block for 32 columns. On
+# an H200, 96 columns of 56,448 rows take 180 us so, of 69,120 rows 31 us
+# (layer_norm_kernel.cu).
+_PARTED_ROWS, _PARTED_COLUMNS = 64 * 1024, 2048
+
 # Linear layers of fewer rows, as a decode has them, run on other kernels: narrow tiles, sums that are split. On an H200
 # the law of the others was 9% fast for 170 of them.
 FEW_ROWS = 64
@@ -399,8 +405,9 @@ def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, .
 
 
 def _reduction(call: Call, name: str) -> tuple[str, tuple[float, ...]]:
-    """Returns (which dimensions are reduced: "row", "col", "all" or "mix"; log2 of the elements per result and of the
-    number of results, and for a batch norm over planes log2 of a plane's size)."""
+    """Returns (which dimensions are reduced: "row", "col", "all" or "mix", "~" behind it where an operand is not
+    contiguous; log2 of the elements per result and of the number of results, and for a batch norm over planes log2 of a
+    plane's size)."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
     rank = len(source.shape)
@@ -423,6 +430,10 @@ def _reduction(call: Call, name: str) -> tuple[str, tuple[float, ...]]:
         kind = "mix"
     sizes: tuple[float, ...] = (_log2(count), _log2(source.numel // max(count, 1)))
     pattern = kind + ("" if source.is_contiguous else "~")
+    if name == "native_layer_norm_backward":
+        is_parted = source.numel // max(count, 1) > _PARTED_ROWS and count < _PARTED_COLUMNS
+        is_copied = not all(operand.is_contiguous for operand in call.inputs[:2])  # the normalized input too
+        pattern = kind + " parted" * is_parted + "~" * is_copied
     if "batch_norm" in name and pattern == "mix":
         sizes = (*sizes, _log2(prod(source.shape[2:])))
     return pattern, sizes
