@@ -41,6 +41,11 @@ _PAIRED_AREA, _LONE = 128 * 128, 1.5
 _REACHED = ("tile_common", "tile_aligned_4", "tile_aligned_2")  # of a chosen tile, by family
 SPLITS = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0])
 FADE_FLOPS = 2.0**36  # a product of 0.1 ms on a large part: above it the clock falls
+# Of (columns, rows at most, sum at most) cuBLAS 13 takes tiles of 64 columns in clusters of two on an H200, on each side
+# of these in clusters of four or larger tiles: one row by 1,024 columns takes 13.6 us at k = 2,560, by 960 columns 9.0.
+# The time is a start and one for each 64 of the sum (8% off at the median of 16 such products; the rest is the residual).
+_PAIRED, _PAIRED_STEP_SUM = (1024.0, 6.0, 2560.0), 64.0
+_PAIRED_START, _PAIRED_STEP = 2.9e-6, 0.27e-6
 WRITE_BUFFER_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 
 # By how much operands whose rows start at multiples of so many bytes (log2) are misaligned: tensor cores
@@ -76,7 +81,17 @@ def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: A
     written = variant.item_bytes * m * n * batch
     absorbed = params["absorbed"] / (1.0 + (written / (WRITE_BUFFER_SHARE * params["l2_bytes"])) ** 2)
     memory = (bytes_ - absorbed * written) / params["bandwidth"]
-    return np.log(params["floor"] + soft_max(matrix, memory))
+    seconds = params["floor"] + soft_max(matrix, memory)
+    if variant.form == "few" and is_learnt(params, FAMILIES[0]):
+        waiting = _PAIRED_START + _PAIRED_STEP * np.exp2(features[:, 2]) / _PAIRED_STEP_SUM
+        seconds = np.where(_is_paired(features), waiting, seconds)
+    return np.log(seconds)
+
+
+def _is_paired(features: Array) -> NDArray[np.bool_]:
+    m, n, k, _ = sizes_of(features)
+    columns, rows, sums = _PAIRED
+    return np.asarray((n == columns) & (m <= rows) & (k <= sums))
 
 
 def _gemm_blocks(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
@@ -185,6 +200,14 @@ def blocks(variant: GemmVariant, params: Params, features: Array) -> Array:
 
 
 def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
+    """The residual's inputs. Of few rows also whether cuBLAS pairs blocks where it could group four (`_PAIRED`)."""
+    found = _inputs_by_kernels(variant, params, features)
+    if variant.form != "few":
+        return found
+    return np.column_stack([found, 4.0 * _is_paired(features)])
+
+
+def _inputs_by_kernels(variant: GemmVariant, params: Params, features: Array) -> Array:
     if any(gemm_unaligned.is_learnt(params, name) for name in FAMILIES):
         return _unaligned_inputs(variant, params, features)
     if any(is_learnt(params, name) for name in FAMILIES):
