@@ -36,7 +36,7 @@ def plan(variant: CallVariant, results: Array, count: Array, sm_count: float) ->
     if variant.operation == "cumsum":
         return _scan(results, count)
     along = variant.pattern.startswith(("row", "all"))
-    found = (_along_rows if along else _down_columns)(results, count, sm_count)
+    found = (_along_rows if along else columns)(results, count, sm_count)
     return found._replace(loads=np.where(count > 1, found.loads, 0.0))  # of one element: a copy
 
 
@@ -87,7 +87,8 @@ def _along_rows(results: Array, count: Array, sm_count: float) -> Plan:
     return Plan(loads, merged)
 
 
-def _down_columns(results: Array, count: Array, sm_count: float) -> Plan:
+def columns(results: Array, count: Array, sm_count: float) -> Plan:
+    """The plan of a sum down columns, `count` rows of `results`."""
     vector = np.where(results % 4 == 0, 4.0, np.where(results % 2 == 0, 2.0, 1.0))
     width, height = _block(results / vector, count, THREADS / vector)
     across = count >= np.minimum(16.0 * height, MAX_VALUES)
