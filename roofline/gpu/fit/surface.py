@@ -33,7 +33,9 @@ FOLDS = 4
 POOLED_POINTS = 20  # surfaces of fewer points take their error bars from all of their class
 SCALE_BOUNDS = 0.8, 3.0
 DOUBT_FACTOR = 3.0
-OFF = 2.0  # standard deviations from which on a product's error is attributed to that product alone
+CHOSEN_POINTS = 12  # convolutions from which on one that cuDNN runs on another kernel stands out
+# Standard deviations from which on the error of a product, or a convolution, is attributed to it alone.
+OFF = {"gemm": 2.0, "conv": 3.0}
 HYPER_POINTS = 500  # most points that hyper-parameters are fitted to: each step costs points^3
 # Bounded parameters and their greatest value. GPUs boost above their datasheet's clock by a few percent.
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15, "dq_efficiency": 1.15} | dict.fromkeys(
@@ -164,15 +166,19 @@ def left_out_ratios(surface: Surface, points: Points, prior: Prior, folds: int) 
 
 
 def _own(surface: Surface) -> tuple[float, ...]:
-    """Own noise per product: its error, where the others' prediction is more than OFF standard deviations off; else 0.
+    """Own noise per product or convolution: its error, where the others' prediction is more than OFF deviations off.
 
     A product with a tile that a library rarely picks, or a grid that just misses a wave, takes up to twice the time of
     its neighbours, and says nothing about them. Cross-validated errors of tn on an H200: 3.0% at the median and 14% at
-    the 90th percentile without this noise, 2.4% and 12% with it."""
-    if surface.kind != "gemm" or len(surface.seconds) < POOLED_POINTS:
+    the 90th percentile without this noise, 2.4% and 12% with it.
+
+    A convolution for which cuDNN takes a kernel of another kind takes up to ten times as long: 124 held out on an H200
+    24% at the 90th percentile without this noise, 19% with it."""
+    least = {"gemm": POOLED_POINTS, "conv": CHOSEN_POINTS}.get(surface.kind)
+    if least is None or len(surface.seconds) < least:
         return ()
     error, sigma = surface.leave_one_out
-    off = np.abs(error) > OFF * sigma / surface.residual.sigma_scale
+    off = np.abs(error) > OFF[surface.kind] * sigma / surface.residual.sigma_scale
     return _rounded(np.where(off, np.abs(error), 0.0)) if off.any() else ()
 
 

@@ -179,7 +179,7 @@ def _dense_prior(
         return tuned_prior(peak, sm_count, table)
     floor, bandwidth = gpu.floor, gpu.bandwidth("cold")
     if isinstance(variant, ConvVariant):
-        return conv_prior(variant, floor, bandwidth, gpu.peaks)
+        return conv_prior(variant, floor, bandwidth, gpu.peaks, gpu.sm_count or 0.0)
     if isinstance(variant, GemmVariant):
         learnt = gemm.learnt_for(variant, tiles)
         inputs = LAWS[key.op_class].inputs(variant, {"sm_count": sm_count, **learnt}, features).shape[1]

@@ -7,7 +7,10 @@ an image's places are a multiple of 8, so that its rows are aligned. None of thi
 
 Depthwise convolutions have no product: cuDNN's kernels (channels last) and torch's (else) take a time for each number
 and for each multiplication. For the gradient of the weights torch runs a block per weight, whose eight warps take an
-image each and 32 of its places at a time.
+image each and 32 of its places at a time (`_turns`).
+
+The gradient of a bias is a sum of torch's, channels last down columns (`reduction.py`): of 192 channels of 64 images of
+1,296 places, whose 32 MB it reads at 0.3 TB/s, most of it is the last block's sum of 264 parts.
 
 How full the last round of blocks is shows in none of the 427 fitted rows of an H200, as a factor on the FLOPs (with it
 errors left out are 20% at the 90th percentile of dense ones instead of 16%) or as an input of the residual: small calls
@@ -21,13 +24,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.gpu.laws import reduction
 from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max, trailing_zeros
 from flopcast.roofline.stream.lowering.variants import ConvVariant
 
 PADDED = 8.0  # fewer channels are padded to so many
 OVERLAP = 2.0  # exponent of the smooth maximum of a product's FLOPs and its bytes
+# A block of cuDNN's depthwise forward takes its time however few there are: on an H200 4 us for a result of 5 x 5, 5.5
+# of 7 x 7, 7 of 10 x 10 and of 14 x 14 alike, twice as much with windows of 25 places. So the greater of that and of
+# the work counts: 45 held-out rows were 10.5% off at the median with the sum, so they are 5.3%.
+ROWS, WAIT = 10.0, 3.0
 WARPS, LANES = 8.0, 32.0  # of a block of torch's kernel for the weights of depthwise convolutions
+# What an image and a block cost there besides, in turns of a warp: 0.28 and 2.05 us on an H200, a turn 0.365.
+IMAGE_TURNS, BLOCK_TURNS = 0.8, 5.6
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,14 @@ class Sizes:
         return self.input * np.minimum(self.taps * self.result_places / self.places, 1.0)
 
     @property
+    def stride(self) -> Array:
+        """Places from one window to the next, from the sides of squares: windows reach half as far beyond an image as
+        those of a result of its size would, give or take as much."""
+        side, result_side, window = (np.sqrt(size) for size in (self.places, self.result_places, self.taps))
+        between = (side - (window + 1.0) / 2.0) / np.maximum(result_side - 1.0, 1.0)
+        return np.where(result_side < 1.5, 1.0, np.maximum(np.round(between), 1.0))
+
+    @property
     def output(self) -> Array:
         return self.images * self.results * self.result_places
 
@@ -73,19 +91,30 @@ def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: A
     and whether there is a bias; bytes and FLOPs follow from them."""
     sizes, item = Sizes.of(features), DTYPE_BYTES.get(variant.dtype, 2)
     work = _depthwise if variant.form.startswith("depthwise") else _products
-    passes = 2.0 if variant.direction == "fwd" else 1.0  # a bias is added in place, its gradient is a sum
-    bias = sizes.has_bias * sizes.output * item * passes / params["bias_bandwidth"]
-    return np.asarray(np.log(params["floor"] + work(variant, params, sizes, item) + bias))
+    return np.asarray(np.log(work(variant, params, sizes, item) + _bias(variant, params, sizes, item)))
+
+
+def _bias(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
+    passes = 2.0 if variant.direction == "fwd" else 1.0  # it is added in place, its gradient is a sum
+    seconds = sizes.output * item * passes / params["bias_bandwidth"]
+    if "merge" in params:
+        plan = reduction.columns(
+            np.round(sizes.results), np.round(sizes.images * sizes.result_places), params["sm_count"]
+        )
+        seconds = seconds + params["split"] + params["load"] * plan.loads + params["merge"] * plan.merged
+    return np.asarray(sizes.has_bias * seconds)
 
 
 def _products(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
     computing = 2.0 * sizes.output * sizes.weights / sizes.results / params["rate"]
-    seconds: Array = np.zeros(len(computing))
+    seconds: Array = np.full(len(computing), params["floor"])
     products = {"bwd": ("dgrad", "wgrad")}.get(variant.direction, (variant.direction,))
     for product in products:
         read = sizes.input if product == "dgrad" else sizes.met
         moving = item * (read + sizes.output + sizes.weights) / params["bandwidth"]
         seconds = seconds + soft_max(computing, moving, OVERLAP)
+    if "padding_bandwidth" in params:
+        seconds = seconds + item * sizes.input / params["padding_bandwidth"]
     if variant.layout == "nhwc":
         return seconds
     converting = 2.0 * item * (sizes.input + sizes.output) / params["conversion_bandwidth"]
@@ -97,19 +126,40 @@ def _products(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> 
 
 def _depthwise(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
     given, made = sizes.images * sizes.channels * sizes.places, sizes.output
+    is_cudnn = variant.layout == "nhwc"
     seconds = item * (given + made) / params["bandwidth"]
-    # cuDNN's kernels take a stride's share of what they read again, torch's a thread for each result
-    each = np.sqrt(given * made) if variant.layout == "nhwc" else made
+    # cuDNN's kernels take twice as long for a result of every second place, torch's a thread for each result
+    each = made * sizes.stride if is_cudnn else made
     seconds = seconds + each / params["result_rate"]
-    if variant.direction == "fwd":
-        return np.asarray(seconds + sizes.taps * each / params["tap_rate"])
+    if is_cudnn or variant.direction == "fwd":
+        seconds = seconds + sizes.taps * each / params["tap_rate"]
     weights = sizes.results * sizes.taps
-    seconds = seconds + given * (1.0 / params["input_rate"] + sizes.taps / params["input_tap_rate"])
-    seconds = seconds + weights * params["each"]
-    if variant.layout == "nhwc":
-        return np.asarray(seconds + sizes.taps * each / params["tap_rate"])
-    turns = np.ceil(sizes.images / WARPS) * np.ceil(sizes.result_places / LANES)
-    return np.asarray(seconds + soft_max(weights * turns * WARPS * LANES / params["tap_rate"], turns * params["turn"]))
+    if variant.direction != "fwd":
+        seconds = seconds + given * (1.0 / params["input_rate"] + sizes.taps / params["input_tap_rate"])
+        seconds = seconds + weights * params["each"]
+    if is_cudnn and variant.direction == "fwd" and "turn" in params:
+        rows = np.minimum(np.sqrt(sizes.result_places), ROWS)
+        return soft_max(seconds, params["floor"] + params["turn"] * sizes.taps * rows, WAIT)
+    seconds = seconds + params["floor"]
+    if is_cudnn or variant.direction == "fwd":
+        return np.asarray(seconds)
+    turns = _turns(sizes)
+    sms = params.get("sm_count", 1.0)
+    blocks = np.ceil(np.round(weights) / sms) * sms
+    return np.asarray(seconds + soft_max(blocks * turns * WARPS * LANES / params["tap_rate"], turns * params["turn"]))
+
+
+def _turns(sizes: Sizes) -> Array:
+    """Turns of a warp of torch's kernel for the weights of depthwise convolutions, one after another.
+
+    Each lane takes a place of 32. The compiler unrolls that loop by four, and what is left by two and one: lanes that
+    have one place more than the others then take turns of their own, up to four. 36 places take 3 turns so, 64 take 2,
+    100 take 7 and 144 take 5 (H200: 1.6, 1.1, 3.4 and 2.4 us for an image)."""
+    places = np.round(sizes.result_places)
+    whole = np.floor(places / LANES)
+    more = np.where(whole % 4 == 3, 4.0, np.where(whole % 2 == 1, 2.0, 1.0))
+    turns = whole + np.where(places % LANES > 0, more, 0.0)
+    return np.asarray(np.ceil(np.round(sizes.images) / WARPS) * (turns + IMAGE_TURNS) + BLOCK_TURNS)
 
 
 def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:

@@ -176,11 +176,13 @@ def _array(hosts: HostTensors, tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
     return numpy.ones(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def _list(hosts: HostTensors, tensor: torch.Tensor) -> Any:
+def _list(values: FakeValues, tensor: torch.Tensor) -> Any:
     """Python's numbers, read back in one copy."""
     if not tensor.ndim:
         return tensor.item()
-    return _array(hosts, tensor if tensor in hosts else hosts.copied(tensor, to_host=True)).tolist()
+    hosts = values.hosts
+    ones = _array(hosts, tensor if tensor in hosts else hosts.copied(tensor, to_host=True))
+    return (ones * values.known[tensor] if tensor in values.known else ones).tolist()
 
 
 def _format(_hosts: HostTensors, tensor: torch.Tensor, spec: str) -> str:
@@ -389,7 +391,7 @@ def as_on_cuda(values: FakeValues, *, casts_in_order: bool = False) -> Iterator[
             (torch._C, "_group_tensors_by_device_and_dtype", grouped),
             (torch, "from_numpy", lambda array: hosts.add(from_numpy(array))),
             (FakeTensor, "device", property(device)),
-            (FakeTensor, "tolist", lambda tensor: _list(hosts, tensor)),
+            (FakeTensor, "tolist", lambda tensor: _list(values, tensor)),
         ):
             stack.enter_context(replaced(owner, name, value))
         # real tensors, such as a batch that exists already; torch.Tensor inherits its own

@@ -1,8 +1,8 @@
 """Values that a step in good health has: no loss is NaN, no gradient infinite.
 
 Fake tensors have no values; a step that checks for NaN, as gradient scalers and careful loops do, takes the branch that
-a real one takes. What follows from such a check (`torch.isnan(loss).any() | ...`) is known too. All elements of a
-tensor with a known value are equal.
+a real one takes. What follows from such a check (`torch.isnan(loss).any() | ...`) is known too, and numbers from zero
+to zero, by which models without stochastic depth leave it out. All elements of a tensor with a known value are equal.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _SAME = {
     "any", "all", "max", "min", "amax", "amin", "mean", "clone", "detach", "alias", "_to_copy", "view", "_unsafe_view",
     "reshape", "expand", "squeeze", "unsqueeze", "select", "slice", "t", "transpose", "permute",
 }  # fmt: skip
+_PARTS = {"split", "split_with_sizes", "unbind"}  # calls that give several such
 _OF_ONE: dict[str, Callable[[Value], Value]] = {"logical_not": lambda a: not a, "bitwise_not": lambda a: not a}
 _OF_TWO: dict[str, Callable[[Value, Value], Value]] = {
     "logical_or": lambda a, b: bool(a or b), "bitwise_or": lambda a, b: bool(a or b),
@@ -34,6 +35,9 @@ _OF_TWO: dict[str, Callable[[Value, Value], Value]] = {
 def value_of(function: Any, args: tuple[Any, ...], known: MutableMapping[torch.Tensor, Value]) -> Value | None:
     """Returns the value of what an operator returns, None where it is not known. `known`: values of tensors."""
     name: str = function._schema.name.removeprefix("aten::")
+    if name == "linspace" and args[0] == args[1]:
+        start: Value = args[0]
+        return start
     if name in _HEALTHY:
         return _HEALTHY[name]
     if name in ("eq", "ne") and len(args) == 2:
@@ -44,7 +48,7 @@ def value_of(function: Any, args: tuple[Any, ...], known: MutableMapping[torch.T
     values: list[Any] = [known.get(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if not values or not isinstance(values[0], (bool, int, float)) or not isinstance(args[0], torch.Tensor):
         return None
-    if name in _SAME:
+    if name in _SAME | _PARTS:
         found: Value = values[0]
         return found
     if name == "sum" and not values[0]:
@@ -60,7 +64,10 @@ def learn(function: Any, args: tuple[Any, ...], result: Any, known: MutableMappi
     """Adds to `known` what a call tells."""
     if function is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
         known[args[1]] = 0.0  # whether an infinity was found among the gradients
-    elif isinstance(result, torch.Tensor):
-        value = value_of(function, args, known)
-        if value is not None:
-            known[result] = value
+        return
+    is_parts = isinstance(result, (list, tuple)) and function._schema.name.removeprefix("aten::") in _PARTS
+    results = [result] if isinstance(result, torch.Tensor) else result if is_parts else []
+    value = value_of(function, args, known) if results else None
+    if value is not None:
+        for tensor in results:
+            known[tensor] = value

@@ -13,7 +13,7 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
-from studies.suites.beside import product_of_4_bits
+from studies.suites.beside import drawn_beside, layer_norm, product_of_4_bits
 
 STANDARD = suites.load("standard")
 
@@ -74,3 +74,16 @@ def test_a_product_of_4_bits_is_drawn_as_it_is_traced() -> None:
     stream = get_stream(make_config(width=1024, depth=2), run.traced_on("cuda"))
     traced = {stream.call(op) for op in stream.ops if "int4pack" in op.name}
     assert product_of_4_bits(3, 3072, 1024) in traced
+
+
+def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_either_way() -> None:
+    cases = suites.load(IMAGES)
+    drawn = drawn_beside(IMAGES)
+    traced = {case.shape for case in cases[: -len(drawn)]}
+    assert cases[-len(drawn) :] == drawn
+    forward = {layer_norm(4, 40, 96, is_backward=False, is_permuted=True), layer_norm(36, 7, 768, False, False)}
+    assert forward <= traced
+    assert layer_norm(64, 5, 768, is_backward=True, is_permuted=False) in traced
+    assert layer_norm(18, 56, 96, is_backward=True, is_permuted=True) in traced
+    patterns = {describe(case.shape).variant.tokens[-1] for case in drawn}
+    assert patterns == {"row", "row~", "row parted", "row parted~"}

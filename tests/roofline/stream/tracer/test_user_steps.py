@@ -221,6 +221,23 @@ def test_a_healthy_step_has_no_nan() -> None:
     assert "notes" not in stream.meta
 
 
+@pytest.mark.parametrize(("most", "dropouts"), [(0.0, 0), (0.1, 4)])
+def test_numbers_from_zero_to_zero_are_read_as_zeros(most: float, dropouts: int) -> None:
+    """As ConvNeXt asks how often to leave each of its layers out: never, unless it is told to."""
+
+    def factory() -> Step:
+        rates = torch.linspace(0, most, 4, device="cpu")
+        listed = [rate for part in rates.split([2, 2]) for rate in part.tolist()]
+        assert [rate.item() > 0 for rate in rates] == [rate > 0 for rate in listed]
+        layers = [nn.Dropout(rate / 2) if rate > 0 else nn.Identity() for rate in listed]
+        model = nn.Sequential(nn.Linear(8, 8), *layers).cuda()
+        x = torch.randn(16, 8, device="cuda")
+        return lambda: model(x).square().mean().backward()
+
+    stream = trace_module(factory)
+    assert sum(op.name == "aten.native_dropout.default" for op in stream.ops) == dropouts
+
+
 def test_a_branch_that_depends_on_values_is_noted() -> None:
     def after(loss: torch.Tensor, *_: Any) -> None:
         if loss > 3:
