@@ -41,9 +41,9 @@ _PAIRED_AREA, _LONE = 128 * 128, 1.5
 _REACHED = ("tile_common", "tile_aligned_4", "tile_aligned_2")  # of a chosen tile, by family
 SPLITS = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0])
 FADE_FLOPS = 2.0**36  # a product of 0.1 ms on a large part: above it the clock falls
-# Of (columns, rows at most, sum at most) cuBLAS 13 takes tiles of 64 columns in clusters of two on an H200, on each side
-# of these in clusters of four or larger tiles: one row by 1,024 columns takes 13.6 us at k = 2,560, by 960 columns 9.0.
-# The time is a start and one for each 64 of the sum (8% off at the median of 16 such products; the rest is the residual).
+# Of (columns, rows at most, sum at most) cuBLAS 13 takes tiles of 64 columns in clusters of two on an H200, on each
+# side of these in clusters of four or larger tiles: one row by 1,024 columns takes 13.6 us at k = 2,560, by 960 columns
+# 9.0. The time is a start and one for each 64 of the sum: 8% off at the median of 16 such products, before residuals.
 _PAIRED, _PAIRED_STEP_SUM = (1024.0, 6.0, 2560.0), 64.0
 _PAIRED_START, _PAIRED_STEP = 2.9e-6, 0.27e-6
 WRITE_BUFFER_SHARE = 0.6  # of the L2 that results may fill before they are waited for
