@@ -160,6 +160,7 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements/gpu1": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu10": ({"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51}, {}),
     "nvidia-h200/measurements/gpu11": ({"attention": 7, "gemm": 463}, {"attention": 4}),
+    "nvidia-h200/measurements/gpu12": ({"attention": 343, "gemm": 120}, {}),
     "nvidia-h200/measurements/gpu2/run0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu2/run1": ({}, {"attention": 20, "gemm": 80}),
     "nvidia-h200/measurements/gpu3": ({}, {"attention": 24, "gemm": 100}),
