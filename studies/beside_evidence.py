@@ -32,12 +32,12 @@ TIMED_ONCE = (
 
 
 def is_seen(row: StepComparison) -> bool:
-    """Whether a mending has seen the step: of captured decodes, how copies of a repeated cache are counted was found in
-    Qwen3-0.6B's, and products by 1,024 columns in Qwen3-4B's of one sequence; layer norms and a traced fault in
-    ConvNeXt's steps, batch norms and depthwise convolutions in two others of images; the host of a call without gradients is of four decodes, and that another
-    kernel puts a large cache together was found in a fifth; that Muon copies what it adds to, and that its and
-    Adafactor's Python is a call a tensor, was found in their steps; in those of QLoRA that residuals behind a frozen
-    embedding were never released."""
+    """Whether a mending has seen the step. Of captured decodes: how copies of a repeated cache are counted was found in
+    Qwen3-0.6B's, and products by 1,024 columns in Qwen3-4B's of one sequence. Of images: layer norms and a traced fault
+    were found in ConvNeXt's steps, batch norms and depthwise convolutions in two others. The host of a call without
+    gradients is of four decodes, and that another kernel puts a large cache together was found in a fifth; that Muon
+    copies what it adds to, and that its and Adafactor's Python is a call a tensor, was found in their steps; in those
+    of QLoRA that residuals behind a frozen embedding were never released."""
     plan = row.plan
     if plan.group == "inference":
         seen = ("llama-3.2-1b", 32, "eager"), ("qwen3-4b", 1, "eager"), ("qwen3-4b", 1, "compile-graphs")
