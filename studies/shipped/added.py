@@ -3,10 +3,9 @@
     python -m studies.shipped.added
 
 The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8` and of
-`studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. Every kind that they have is fitted
-anew, to them and to the cards' rows of the kind together: of 57 reductions held out the errors went from 7.5 to 2.9% at
-the median, of 48 lists of tensors from 12.8 to 1.5%, beside a rule that kept the cards' surfaces wherever these were as
-large. So are all kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay.
+`studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. A kind of which they have at least as
+many as the cards, or that is ELSEWHERE, is fitted anew, to both together. So are all kinds of TOLD_APART, of which those
+go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of one.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from studies.imports import ROOT
 
 REPORT = ROOT / "reports" / SOURCE
 TOLD_APART = ("cat", "conv")  # classes whose kinds are others than when the cards' profile was fitted
+ELSEWHERE = ("reduction", "other", "optimizer")  # classes whose later calls are of sizes that the cards' are not
 LEAST = 2  # points of a surface: one tells no size from another
 SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
@@ -84,7 +84,8 @@ def without_added(profile: Profile) -> Profile:
 def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] = ()) -> Profile:
     """The profile with the kinds of the cases fitted anew, to those of `earlier` too."""
     peaks = {dtype: number.value for dtype, number in profile.peaks.items()}
-    anew = {case.surface.kind for case in cases}
+    later, known = (Counter(case.surface.kind for case in some) for some in (cases, earlier))
+    anew = {kind for kind, count in later.items() if count >= known[kind] or kind.op_class in ELSEWHERE}
     anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
     stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew]
