@@ -4,8 +4,8 @@
 
 The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8` and of
 `studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. A kind of which they have at least as
-many as the cards, or that is ELSEWHERE, is fitted anew, to both together. So are all kinds of TOLD_APART, of which those
-go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of one.
+many as the cards, or that is ELSEWHERE, is fitted anew, to both together. So are all kinds of TOLD_APART, of which
+those go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of one.
 """
 
 from __future__ import annotations
