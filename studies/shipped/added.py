@@ -3,9 +3,10 @@
     python -m studies.shipped.added
 
 The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8` and of
-`studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. A kind of which they have at least as
-many as the cards, or that is ELSEWHERE, is fitted anew, to both together. So are all kinds of TOLD_APART, of which
-those go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of one.
+`studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. A kind that the profile has not, of which
+they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are all kinds of TOLD_APART, of
+which those go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from studies.imports import ROOT
 
 REPORT = ROOT / "reports" / SOURCE
 TOLD_APART = ("cat", "conv")  # classes whose kinds are others than when the cards' profile was fitted
-ELSEWHERE = ("reduction", "other", "optimizer")  # classes whose later calls are of sizes that the cards' are not
+# Of which the later rows are of sizes that the cards' are not: norms of images, and the class of what is rare.
+ELSEWHERE = ("native_batch_norm", "native_layer_norm", "other/")
+# Not taken: hot lists of tensors, of which the cards' profile has none, so that all others would be estimated by them.
+LEFT_OUT = ("optimizer", "hot")
 LEAST = 2  # points of a surface: one tells no size from another
 SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
@@ -84,8 +88,14 @@ def without_added(profile: Profile) -> Profile:
 def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] = ()) -> Profile:
     """The profile with the kinds of the cases fitted anew, to those of `earlier` too."""
     peaks = {dtype: number.value for dtype, number in profile.peaks.items()}
+    cases = [case for case in cases if (case.work.op_class, case.cache) != LEFT_OUT]
     later, known = (Counter(case.surface.kind for case in some) for some in (cases, earlier))
-    anew = {kind for kind, count in later.items() if count >= known[kind] or kind.op_class in ELSEWHERE}
+    measured = {key.kind for key in profile.surfaces}
+    anew = {
+        kind
+        for kind, count in later.items()
+        if kind not in measured or count > known[kind] or any(part in str(kind) for part in ELSEWHERE)
+    }
     anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
     stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew]
