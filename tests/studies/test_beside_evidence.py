@@ -92,7 +92,10 @@ def test_image_models_are_as_far_off_as_the_guide_says() -> None:
     assert median(errors(second, "device_error")) < 0.034
     assert max(errors(second, "device_error")) < 0.055
     assert max(errors([row for row in second if row["bound"] != "host"], "step_error")) < 0.29, "resnet101's host"
-    assert all(-0.14 < float(row["step_error"]) < 0 for row in first)
+    off = {row["name"]: float(row["step_error"]) for row in first}
+    assert -0.14 < off.pop("mobilenet_v2@nhwc") < 0, "a tenth slower than in the second run, where it is 4% fast"
+    assert all(-0.1 < error < 0 for error in off.values())
+    assert max(errors(first, "peak_error")) < 0.005
     assert max(errors([*first, *second], "peak_error")) < 0.036
 
 

@@ -18,7 +18,9 @@ from flopcast.roofline.gpu.fit.surface import Points, fit_surface
 from flopcast.roofline.gpu.laws import gemm, gemm_choice
 from flopcast.roofline.gpu.laws.gemm_choice import Sizes, candidates, choose
 from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 SM_COUNT, PEAK, FLOOR = 132.0, 900e12, 2e-6
@@ -188,3 +190,13 @@ def test_choices_are_probabilities_however_few_the_tiles() -> None:
     choice = choose(tiles, sizes, SM_COUNT, 2)
     assert choice.share.shape == (1, 2)
     assert choice.parts.max() == 8.0
+
+
+def test_few_rows_by_1024_columns_wait_for_their_loads() -> None:
+    """None of these was fitted: an H200 took 12.07, 13.63 and 11.27 us, and 9.0 by 960 columns at k = 2,560."""
+    profile = find_profile("nvidia-h200")
+    shapes = [Gemm(m=m, n=1024, k=k) for m, k in ((1, 2048), (1, 2560), (2, 2048))]
+    taken = [profile.estimate([(describe(shape), "torch", "cold")])[0].seconds for shape in shapes]
+    assert taken == pytest.approx([12.07e-6, 13.63e-6, 11.27e-6], rel=0.08)
+    (beside,) = profile.estimate([(describe(Gemm(m=1, n=960, k=2560)), "torch", "cold")])
+    assert beside.seconds < 0.75 * taken[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flopcast.roofline.stream.compiled.instructions import SHUFFLES, WARP, work_of
+from flopcast.roofline.stream.compiled.instructions import INTEGER_DIVISION, SHUFFLES, WARP, work_of
 from flopcast.roofline.stream.compiled.kernel_source import read_kernel
 from flopcast.roofline.stream.compiled.launches import Work
 
@@ -49,6 +49,19 @@ def test_functions_cost_what_they_compute() -> None:
 def test_a_remainder_by_no_power_of_two_costs_more() -> None:
     by_64, by_60 = (pointwise("tmp0", f"in_ptr0 + (x0 % {size})") for size in (64, 60))
     assert by_60.arithmetic > by_64.arithmetic
+
+
+def divided(value: str) -> Work:
+    """A copy along an index that is divided before, as inductor repeats a cache of keys for several heads."""
+    body = "x1 = xindex // 1536\nx2 = xindex\ntmp0 = tl.load(in_ptr0 + (x2 + 64*x1), None)\n"
+    return work(body + f"tl.store(out_ptr0 + (x2), {value}, None)", x=12288)
+
+
+def test_what_only_an_address_needs_is_computed_once_for_four_floats() -> None:
+    copy = work("x2 = xindex\ntmp0 = tl.load(in_ptr0 + (x2), None)\ntl.store(out_ptr0 + (x2), tmp0, None)", x=12288)
+    alone, used = divided("tmp0"), divided("tmp0 + x1")
+    assert alone.arithmetic - copy.arithmetic == 12288 * INTEGER_DIVISION / 4
+    assert used.arithmetic - copy.arithmetic == 12288 * (INTEGER_DIVISION + 1), "its value is needed too"
 
 
 def test_a_large_stride_gathers_elements_one_by_one() -> None:
