@@ -30,8 +30,8 @@ MACHINES = {
 }
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
 # Steps on Triton's products that ran before a law chose their tiles. Forecasts are of today's faster tiles, so that all
-# of these come out fast: products by 4 to 14%, where the tiles that ran were forecast within 8.3%; attention of five by 8
-# to 9.4%, whose backward had not its variants, where the tiles that ran were forecast within 2.4%.
+# of these come out fast: products by 4 to 14%, where the tiles that ran were forecast within 8.3%; attention of five by
+# 8 to 9.4%, whose backward had not its variants, where the tiles that ran were forecast within 2.4%.
 EARLIER_TILES = "H200, Triton's kernels by earlier tiles"
 PROJECTED = "H100 SXM, projected"  # the steps of the H100, forecast as if it had not been measured
 ESTIMATES = f"{H200}/steps/estimates"
