@@ -59,8 +59,8 @@ def test_kernels_of_calls_take_as_long_as_the_guide_says() -> None:
     assert (len(decodes), len(prefills)) == (11, 7)
     assert median(errors(prefills, "device_error")) < 0.025
     assert max(errors(prefills, "device_error")) < 0.035
-    assert median(errors(decodes, "device_error")) < 0.01
-    assert max(errors(decodes, "device_error")) < 0.037
+    assert median(errors(decodes, "device_error")) < 0.012
+    assert max(errors(decodes, "device_error")) < 0.04
 
 
 def test_captured_decodes_are_as_far_off_as_the_guide_says() -> None:
@@ -68,7 +68,7 @@ def test_captured_decodes_are_as_far_off_as_the_guide_says() -> None:
     assert len(rows) == 9
     assert {row["mode"] for row in rows} == {"compile-graphs"}
     assert median(errors(rows, "step_error")) < 0.05
-    assert max(errors(rows, "step_error")) < 0.13
+    assert max(errors(rows, "step_error")) < 0.12
     assert max(errors(rows, "device_error")) < 0.092
     assert max(errors(rows, "peak_error")) < 0.036
 
@@ -90,7 +90,7 @@ def test_image_models_are_as_far_off_as_the_guide_says() -> None:
     first, second = rows_of("images")[:3], rows_of("images")[3:]
     assert len(second) == 14
     assert median(errors(second, "device_error")) < 0.034
-    assert max(errors(second, "device_error")) < 0.055
+    assert max(errors(second, "device_error")) < 0.072
     assert max(errors([row for row in second if row["bound"] != "host"], "step_error")) < 0.29, "resnet101's host"
     off = {row["name"]: float(row["step_error"]) for row in first}
     assert -0.14 < off.pop("mobilenet_v2@nhwc") < 0, "a tenth slower than in the second run, where it is 4% fast"
