@@ -1,6 +1,6 @@
 """The steps that two H200s ran (`studies.parallel.steps`), without their kernels: times and memory, a rank a row.
 
-python -m studies.parallel.measured OUT          writes reports/parallel/steps.csv anew from what was measured
+python -m studies.parallel.measured OUT          puts what OUT holds into reports/parallel/steps.csv
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from studies.command import parser_of
 from studies.imports import ROOT
-from studies.parallel.steps import MODELS, STEPS, Measured, Step, load
+from studies.parallel.steps import ALL, MODELS, Measured, Step, load
 
 FILE = ROOT / "reports" / "parallel" / "steps.csv"
 _SAME = ("rank", "ranks", "gpu", "torch", "nccl", "peak_bytes", "reserved_bytes", "used_bytes")
@@ -31,12 +31,12 @@ def write(found: Iterable[Measured], path: Path = FILE) -> None:
 
 
 def read(path: Path = FILE) -> dict[Step, list[Measured]]:
-    """Returns the ranks of each step, in the order of STEPS."""
+    """Returns the ranks of each step, in the order of ALL."""
     by_name: dict[str, list[dict[str, str]]] = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             by_name[row["step"]].append(row)
-    return {step: [_measured(step, row) for row in by_name[step.name]] for step in STEPS if step.name in by_name}
+    return {step: [_measured(step, row) for row in by_name[step.name]] for step in ALL if step.name in by_name}
 
 
 def _measured(step: Step, row: dict[str, str]) -> Measured:
@@ -52,8 +52,11 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
-    paths = [path for step in STEPS for path in sorted(out.glob(f"{step.name}.rank*.json.gz"))]
-    write(map(load, paths))
+    found = read() if FILE.is_file() else {}
+    for step in ALL:
+        if paths := sorted(out.glob(f"{step.name}.rank*.json.gz")):
+            found[step] = [load(path) for path in paths]
+    write(rank for step in ALL for rank in found.get(step, ()))
 
 
 if __name__ == "__main__":

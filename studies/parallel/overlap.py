@@ -1,6 +1,6 @@
 """Says how two H200s spent steps that were profiled: computing, communicating, both, neither.
 
-    python -m studies.parallel.overlap OUT          of what `studies.parallel.steps` wrote; writes kernels.csv anew
+    python -m studies.parallel.overlap OUT          puts what `studies.parallel.steps` wrote into kernels.csv
     python -m studies.parallel.overlap              prints what was written
 
 Of each step and rank the last profiled step. Communication counts from when the last rank has come, waiting what a
@@ -16,7 +16,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
 
@@ -24,7 +25,7 @@ from flopcast.microbench.ranks.measure import Interval, Kernel, spent
 from studies.command import parser_of
 from studies.imports import ROOT
 from studies.markdown import table
-from studies.parallel.steps import STEPS, Measured, load
+from studies.parallel.steps import ALL, Measured, load
 
 FILE = ROOT / "reports" / "parallel" / "kernels.csv"
 COMPUTES = 7  # the number that the profiler gives the default stream
@@ -129,12 +130,12 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     out: Path | None = parser.parse_args().out
     if out is not None:
-        write(
-            one
-            for step in STEPS
-            if (paths := sorted(out.glob(f"{step.name}.rank*.json.gz")))
-            for one in spent_by(step.name, [load(path) for path in paths])
-        )
+        found = {name: list(ranks) for name, ranks in groupby(read(), attrgetter("step"))} if FILE.is_file() else {}
+        for step in ALL:
+            ranks = [load(path) for path in sorted(out.glob(f"{step.name}.rank*.json.gz"))]
+            if ranks and all(rank.kernels for rank in ranks):
+                found[step.name] = spent_by(step.name, ranks)
+        write(one for step in ALL for one in found.get(step.name, ()))
     columns = ["step", "rank", *(f"{field.name}, ms" for field in fields(Spent)[2:9]), "slower: matrix", "attention",
                "memory", "gap, us"]  # fmt: skip
     print(table(columns, [_row(one) for one in read()]))

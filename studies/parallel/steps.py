@@ -1,8 +1,9 @@
 """Measures real steps on the GPUs of a host, by which forecasts of parallel steps are judged.
 
-    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               all of them
+    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               the first ones
+    ... --steps larger                                                      those that the device bounds
+    ... --steps compiled                                                    compiled ones
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
-    ... --mode compile                                                      compiled steps
 
 All steps are timed first, since a process that has used the profiler launches slower ever after; then each is built
 again and profiled. OUT gets NAME.rankN.json.gz per step and rank, of the fields of `Measured`, written anew as each
@@ -81,6 +82,7 @@ MODELS: dict[str, Config] = {
     "w640-d6": make_config(width=640, depth=6, heads=10, kv_heads=10, head_dim=64),
     "w2048-d3-v32000": make_config(width=2048, depth=3, vocab=32_000),
     "w3584-d2": make_config(width=3584, depth=2),
+    "qwen3-8b-d6": {**load_config("qwen3-8b"), "num_hidden_layers": 6},
     **{
         name: load_config(name)
         for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "gpt2", "qwen3-moe")
@@ -129,8 +131,30 @@ STEPS = (
     Step("qwen3-moe", "ep={n}", 8, 1024, accumulate=2),
 )
 
+# Steps that the device bounds, chosen before any of them was forecast.
+LARGER = (
+    Step("qwen3-0.6b", "ddp={n}", 8, 1024),
+    Step("qwen3-0.6b", "zero1={n}", 8, 1024),
+    Step("gpt2", "zero2={n}", 16, 1024),
+    Step("llama-3.2-1b", "tp={n}", 8, 2048),
+    Step("llama-3.2-1b", "zero1={n}", 8, 1024),
+    Step("llama-3.2-1b", "ddp={n}", 4, 2048, accumulate=2),
+    Step("qwen3-8b-d6", "tp={n}", 4, 2048),
+    Step("qwen3-8b-d6", "fsdp={n}", 4, 2048),
+    Step("qwen3-8b-d6", "pp={n}", 2, 2048, accumulate=4),
+    Step("qwen3-0.6b", "fsdp={n}", 16, 1024),
+    Step("gpt2", "fsdp={n}", 32, 1024),
+    Step("llama-3.2-1b", "zero2={n}", 8, 1024, accumulate=2),
+    Step("llama-3.2-1b", "pp={n}:gpipe", 4, 1024, accumulate=4),
+    Step("llama-3.2-1b", "cp={n}", 2, 8192),
+    Step("qwen3-moe", "ep={n}", 8, 2048),
+    Step("qwen3-0.6b", "cp={n},fsdp=1", 8, 2048),
+    Step("qwen3-1.7b", "ddp={n}", 4, 2048),
+    Step("qwen3-1.7b", "fsdp={n}", 4, 2048, accumulate=2),
+    Step("gpt2", "ddp={n}", 16, 1024, accumulate=2),
+    Step("llama-3.2-1b", "pp={n}", 4, 2048, accumulate=8),
+)
 
-# Compiled steps, which `--mode compile` runs in place of the others.
 COMPILED = (
     *(Step("qwen3-0.6b", f"{kind}={{n}}", 4, 1024, mode="compile") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     Step("w2048-d3-v32000", "ddp={n}", 8, 1024, mode="compile"),
@@ -142,6 +166,9 @@ COMPILED = (
     Step("qwen3-0.6b", "ddp={n}", 2, 1024, accumulate=4, mode="compile"),
     Step("qwen3-1.7b", "fsdp={n}", 8, 1024, mode="compile"),
 )
+
+GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED}
+ALL = (*STEPS, *LARGER, *COMPILED)
 
 
 def built(step: Step) -> ParallelStep | PipelineStep:
@@ -205,9 +232,9 @@ def run_all(out: Path, steps: list[Step]) -> int:
 def options_of(parser: argparse.ArgumentParser) -> tuple[Path, list[Step]]:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="kinds of layout, with commas between")
-    parser.add_argument("--mode", choices=("eager", "compile"), default="eager")
+    parser.add_argument("--steps", choices=tuple(GROUPS), default="first")
     options = parser.parse_args()
-    steps = STEPS if options.mode == "eager" else COMPILED
+    steps = GROUPS[options.steps]
     wanted = options.only.split(",") if options.only else []
     return options.out, [step for step in steps if not wanted or step.layout.partition("=")[0] in wanted]
 

@@ -1,10 +1,10 @@
 """Compares the steps that two H200s ran with their forecasts: the step, its interval, and what it is made of.
 
-    python -m studies.parallel.timeline [--only w2048,w3584] [--out reports/parallel/timeline.md]
+    python -m studies.parallel.timeline [--only w2048,w3584] [--groups larger,compiled] [--out reports/parallel/timeline.md]
 
-Reads the committed measurements: steps.csv (`studies.parallel.measured`), kernels.csv (`studies.parallel.overlap`) and
-host.json, what `flopcast fit` made of the same machine's `bench --suite host` between the steps and others. Every step
-is traced, which takes minutes.
+Reads the committed measurements: steps.csv (`studies.parallel.measured`), kernels.csv (`studies.parallel.overlap`),
+host.json and host-2.json, what `flopcast fit` made of the same machines' `bench --suite host`: of the first steps, and
+of the larger and the compiled ones. Every step is traced, which takes minutes.
 
 Steps of models of stock shapes (named w*) are those that `studies.parallel.host` fits what Python spends around calls
 to, and whose device-bound ones give `uncertainty.LANES_BEYOND`; the others judge.
@@ -32,9 +32,10 @@ from studies.markdown import table
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.overlap import Spent
-from studies.parallel.steps import MODELS, Measured, Step
+from studies.parallel.steps import COMPILED, LARGER, MODELS, Measured, Step
 
-HOST = ROOT / "reports" / "parallel" / "host.json"
+FOLDER = ROOT / "reports" / "parallel"
+HOST, LATER_HOST = FOLDER / "host.json", FOLDER / "host-2.json"
 GPU = "nvidia-h200"
 
 
@@ -76,18 +77,23 @@ def stream_of(step: Step) -> Stream:
     return get_stream(MODELS[step.model], run_of(step).traced_on("cuda" if step.mode == "eager" else "cuda 9.0 132"))
 
 
-def run_host() -> HostCosts:
-    """The host as the same run calibrated it."""
-    return HostCosts.load(HOST)
+def run_host(group: str = "first") -> HostCosts:
+    """The host as the run of a group of steps calibrated it."""
+    return HostCosts.load(HOST if group == "first" else LATER_HOST)
 
 
-def is_of_another_host(step: Step) -> bool:
-    """Whether a step was run later, on a host that was not calibrated and without a profiler."""
-    return step.layout.startswith(("pp", "cp", "ep"))
+def group_of(step: Step) -> str:
+    """Which of GROUPS a step is of; of the first ones `divided` were run later, on a host that was not calibrated and
+    without a profiler."""
+    if step in LARGER:
+        return "larger"
+    if step in COMPILED:
+        return "compiled"
+    return "divided" if step.layout.startswith(("pp", "cp", "ep")) else "first"
 
 
 def is_fitted(step: Step) -> bool:
-    return step.model.startswith("w")
+    return step.model.startswith("w") and step.mode == "eager"
 
 
 def timed(step: Step, ranks: Sequence[Measured], host: HostCosts) -> Timed:
@@ -101,11 +107,11 @@ def timed(step: Step, ranks: Sequence[Measured], host: HostCosts) -> Timed:
     )  # fmt: skip
 
 
-def timed_steps(host: HostCosts, only: Sequence[str] = (), is_other: bool = False) -> list[Timed]:
+def timed_steps(host: HostCosts, only: Sequence[str] = (), group: str = "first") -> list[Timed]:
     return [
         timed(step, ranks, host)
         for step, ranks in read().items()
-        if is_of_another_host(step) == is_other and (not only or any(step.name.startswith(name) for name in only))
+        if group_of(step) == group and (not only or any(step.name.startswith(name) for name in only))
     ]
 
 
@@ -163,22 +169,35 @@ def _summary(steps: Sequence[Timed]) -> list[str]:
     return lines
 
 
+_TITLES = {
+    "first": "The first steps",
+    "divided": "Pipelines, divided sequences and experts",
+    "larger": "Steps chosen to be bound by the device",
+    "compiled": "Compiled steps",
+}
+
+
+def _hosts(group: str) -> list[tuple[str, HostCosts]]:
+    """The hosts with which a group is forecast, with the words for them."""
+    shipped = ("shipped host", default_host())
+    return [shipped] if group == "divided" else [("host calibrated in the same run", run_host(group)), shipped]
+
+
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--only", default="")
+    parser.add_argument("--groups", default=",".join(_TITLES))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     only = options.only.split(",") if options.only else []
-    hosts = (
-        ("Host calibrated in the same run", run_host(), False),
-        ("Shipped host", default_host(), False),
-        (
-            "Pipelines, divided sequences and experts: another host, the shipped one in the forecast",
-            default_host(),
-            True,
-        ),
-    )
-    text = page((name, timed_steps(host, only, is_other)) for name, host, is_other in hosts)
+    groups = options.groups.split(",")
+    parts = [
+        (f"{title}: {told}", timed_steps(host, only, group))
+        for group, title in _TITLES.items()
+        if group in groups
+        for told, host in _hosts(group)
+    ]
+    text = page(parts)
     if options.out:
         options.out.write_text(text, encoding="utf-8")
     print(text)
