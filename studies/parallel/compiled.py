@@ -5,8 +5,8 @@
 
 OUT gets CASE.rankN.json.gz: the text of each graph, the numbers of those that a steady step calls, and on GPUs the peak
 of its memory. `compare` compiles each case for the GPU with the torch that is installed, which should be the one that
-recorded, and says where the launches of two calls differ; exits with 1 where any do. On processors graphs are recorded
-alone: their kernels are others.
+recorded, and says where the launches of two calls differ and how many launches and bytes there are; exits with 1 where
+any differ. `compare` takes what GPUs recorded: the kernels of processors are others.
 """
 
 from __future__ import annotations
@@ -95,18 +95,34 @@ def differences(recorded: list[Graph], made: list[Graph]) -> list[str]:
     return found
 
 
+def amounts(graphs: list[Graph]) -> tuple[int, int]:
+    """The launches of a step's calls, and the bytes that they read and write."""
+    launches = [launch for graph in graphs for launch in graph.launches]
+    return len(launches), sum(launch.bytes_read + launch.bytes_written for launch in launches)
+
+
+def both(path: Path) -> tuple[dict[str, Any], list[Graph], list[Graph]]:
+    """What a rank recorded on a GPU, the graphs that it called, and those that are compiled for it now."""
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    code = output_code(Asked(**found["asked"]))
+    made = launched(list(code.graphs), list(code.calls))
+    return {**found, "compiled_by": code.torch}, launched(found["graphs"], found["calls"]), made
+
+
 def compare(folder: Path) -> int:
     """Returns how many recorded ranks differ from what is compiled for them."""
     failed = 0
     for path in sorted(folder.glob("*.rank*.json.gz")):
-        found = json.loads(gzip.decompress(path.read_bytes()))
-        if found["device"] != "cuda":
-            print(f"{path.name}: {len(found['calls'])} calls of {len(found['graphs'])} graphs, not of a GPU")
-            continue
-        code = output_code(Asked(**found["asked"]))
-        told = differences(launched(found["graphs"], found["calls"]), launched(list(code.graphs), list(code.calls)))
+        found, recorded, made = both(path)
+        told = differences(recorded, made)
         failed += bool(told)
-        print(f"{path.name}: {len(found['calls'])} calls, torch {found['torch']} and {code.torch}: {len(told)} differ")
+        (launches, moved), (compiled, compiled_bytes) = amounts(recorded), amounts(made)
+        print(
+            f"{path.name}: {len(recorded)} calls, torch {found['torch']}, {found['compiled_by']}: {len(told)} differ; "
+            f"{launches} launches of {moved} bytes recorded, {compiled} of {compiled_bytes} compiled "
+            f"({compiled / launches - 1:+.2%}, {compiled_bytes / moved - 1:+.2%})",
+            flush=True,
+        )
         print("\n".join(f"  {line}" for line in told[:5]))
     return failed
 

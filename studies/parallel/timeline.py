@@ -1,6 +1,6 @@
 """Compares the steps that two H200s ran with their forecasts: the step, its interval, and what it is made of.
 
-    python -m studies.parallel.timeline [--only w2048,w3584] [--groups larger,compiled] [--out reports/parallel/timeline.md]
+    python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
 Reads the committed measurements: steps.csv (`studies.parallel.measured`), kernels.csv (`studies.parallel.overlap`),
 host.json and host-2.json, what `flopcast fit` made of the same machines' `bench --suite host`: of the first steps, and

@@ -331,9 +331,9 @@ class _Reader:
         sources, target = self._arguments(call.args, node), self._arguments([function.value], node)
         self._launch(_library_launch(Kind.COPY, f"aten.{function.attr}", sources, target), node)
 
-    def _sum(self, name: str, partial: tuple[str, int, int], node: ast.stmt) -> None:
-        """`workspace[a:b].view(programs, row).sum(dim=0)`: torch's own reduction of partial sums."""
-        workspace, programs, row = partial
+    def _sum(self, name: str, partial: _PartialSum, node: ast.stmt) -> None:
+        """torch's own reduction of partial sums, and a copy where the result has another type."""
+        workspace, programs, row = partial.workspace, partial.programs, partial.row
         source = self._value(workspace, node)
         dtype = source.tensor.dtype if source.tensor is not None else "fp32"
         read = _Value(source.storage, Operand((programs, row), (row, 1), dtype))
@@ -342,6 +342,11 @@ class _Reader:
         self._bind(name, made)
         launch = _library_launch(Kind.FALLBACK, "aten.sum", [read], [made])
         self._launch(replace(launch, args='[{"t":0},[0]]'), node)
+        if partial.dtype not in (None, dtype):
+            other = Operand((row,), (1,), partial.dtype)
+            cast = _Value(self._storage(name, storage_bytes(other)), other)
+            self._bind(name, cast)
+            self._launch(_library_launch(Kind.COPY, "aten.copy_", [made], [cast]), node)
 
     def _launch(self, launch: Launch, node: ast.stmt) -> None:
         above = [origin for origin in self.origins if self.last_line < origin[0] < node.lineno]
@@ -507,10 +512,23 @@ def _is_partition(function: ast.expr) -> bool:
     return isinstance(function, ast.Subscript) and ast.unparse(function.value).endswith(".partitions")
 
 
-def _partial_sum(node: ast.Call) -> tuple[str, int, int] | None:
-    """(workspace, programs, row) of `workspace[a:b].view(programs, row).sum(dim=0)`, which torch 2.13 puts into the
-    result's shape, a row with dimensions of one, by another `view`."""
+@dataclass(frozen=True)
+class _PartialSum:
+    """`workspace[a:b].view(programs, row).sum(dim=0)`; `dtype`: what it is then turned into, None where it stays."""
+
+    workspace: str
+    programs: int
+    row: int
+    dtype: str | None = None
+
+
+def _partial_sum(node: ast.Call) -> _PartialSum | None:
+    """The sum of a workspace's parts that a call stands for, None where it is another. torch 2.13 puts it into the
+    result's shape, a row with dimensions of one, by another `view`, and into its type by `to`."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="to", value=ast.Call() as summed), args=[dtype]):
+            found = _partial_sum(summed)
+            return replace(found, dtype=_dtype(dtype)) if found is not None else None
         case ast.Call(func=ast.Attribute(attr="view", value=ast.Call() as summed), args=[ast.List()]):
             return _partial_sum(summed)
         case ast.Call(
@@ -522,7 +540,7 @@ def _partial_sum(node: ast.Call) -> tuple[str, int, int] | None:
                 ),
             )
         ):
-            return workspace, programs, row
+            return _PartialSum(workspace, programs, row)
     return None
 
 

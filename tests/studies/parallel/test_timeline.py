@@ -6,27 +6,33 @@ import pytest
 
 from studies.parallel import overlap
 from studies.parallel.measured import read
-from studies.parallel.steps import Kernel
-from studies.parallel.timeline import is_of_another_host, page, run_host, timed
+from studies.parallel.steps import COMPILED, Kernel
+from studies.parallel.timeline import group_of, page, run_host, timed
 
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
     "w3584-d2-ddp-4x512-adamw-fused": 0.03, "w3584-d2-zero2-4x1024-adamw-fused": 0.06,
     "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.14,
+    "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.07,
+    "qwen3-8b-d6-fsdp-4x2048-adamw-fused": 0.06, "qwen3-8b-d6-pp-2x2048-x4-adamw-fused": 0.01,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_step_is_as_long_as_forecast(name: str) -> None:
     step, ranks = next((step, ranks) for step, ranks in read().items() if step.name == name)
-    found = timed(step, ranks, run_host())
+    found = timed(step, ranks, run_host(group_of(step)))
     assert abs(found.error) < BOUNDS[name]
     assert found.is_within
     assert name in page([("host", [found])])
 
 
 def test_every_measured_step_has_its_kernels() -> None:
-    assert {one.step for one in overlap.read()} == {step.name for step in read() if not is_of_another_host(step)}
+    """But for steps that ran without a profiler: those that divide more, and most compiled ones of
+    DistributedDataParallel, whose graphs take a minute to compile."""
+    without = {step.name for step in COMPILED[1:] if step.layout.startswith(("ddp", "zero1"))}
+    measured = {step.name for step in read() if group_of(step) != "divided"}
+    assert {one.step for one in overlap.read()} == measured - without
 
 
 def test_kernels_beside_a_collective_are_told_from_those_alone() -> None:

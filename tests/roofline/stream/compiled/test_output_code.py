@@ -237,6 +237,22 @@ if __name__ == "__main__" and "--update" in sys.argv:
     GOLDEN.write_text(json.dumps({case: by_kind(graphs_of(case)) for case in CASES}, indent=1) + "\n")
 
 
+def test_a_sum_of_partial_sums_is_cast_by_a_copy() -> None:
+    """torch 2.13 turns the sums of sharded layers, whose parameters are bf16, into their type in the same line."""
+    text = text_of("gpt2-l2")
+    cast = re.sub(r"(\.view\(\d+, (\d+)\)\.sum\(dim=0\))", r"\1.view([1, \2]).to(torch.bfloat16)", text)
+    kept, others = (by_kind(read_output_code(one)) for one in (text, cast))
+    kind = Kind.COPY.value
+    number = text.count(".sum(dim=0)")
+    assert number == 10
+    before = kept.get(kind, [0, 0, 0])
+    count, read, written = (new - old for new, old in zip(others[kind], before, strict=True))
+    assert (count, read) == (number, 2 * written)
+    assert {name: value for name, value in others.items() if name != kind} == {
+        name: value for name, value in kept.items() if name != kind
+    }
+
+
 @pytest.mark.parametrize("case", ["mlp", "llama-3.2-1b-l2"])
 def test_what_a_launch_touches_adds_up_by_buffer(case: str) -> None:
     for graph in graphs_of(case):
