@@ -15,6 +15,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Call, Gemm
+from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.gpu.library.attention_band import with_band
 from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
@@ -49,6 +50,10 @@ HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
 # of four decodes of a Qwen3-0.6B on an H200's host (0.79 to 0.88), beside the tiny models of their run. Of thirteen
 # other calls in the first run of reports/nvidia-h200/inference, which no mending has seen, the host bounded seven.
 WITHOUT_GRADIENTS = 0.82
+
+# The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
+# a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
+PIECE_SHARE = 0.84
 
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
@@ -234,7 +239,9 @@ def device_work(
         if not is_first and i not in waits:
             known[key] = one
     if calls := stream.meta.get("graphs"):
-        timed = _in_graphs(timed, calls, host.graph_costs(stream.meta["mode"]), stream.meta["mode"] == "compile-graphs")
+        costs = host.graph_costs(stream.meta["mode"])
+        share = PIECE_SHARE if _is_cut(stream) else 1.0
+        timed = _in_graphs(timed, calls, costs, stream.meta["mode"] == "compile-graphs", share)
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -248,10 +255,11 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
 
 
 def _in_graphs(
-    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool
+    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool, share: float
 ) -> list[TimedOp]:
     """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
-    graph, costs the host. `calls`: of each call of a graph its label, first and last operation."""
+    graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `share`: of the cost
+    of entering a graph, that of each of these."""
     found = list(ops)
     for number, (_, first, last) in enumerate(calls, 1):
         replay = number if is_captured else 0
@@ -261,8 +269,14 @@ def _in_graphs(
                 known[id(ops[i])] = replace(ops[i], host_seconds=costs.launch, replay=replay)
             found[i] = known[id(ops[i])]
         if first <= last:
-            found[first] = replace(found[first], host_seconds=costs.launch + costs.entry(found[first].phase))
+            found[first] = replace(found[first], host_seconds=costs.launch + share * costs.entry(found[first].phase))
     return found
+
+
+def _is_cut(stream: Stream) -> bool:
+    """Whether torch cut the step's graph at the buckets of DistributedDataParallel."""
+    told = stream.meta.get("parallel")
+    return told is not None and not Layout.parse(told["layout"]).is_fully_sharded
 
 
 def _waits_of_models(stream: Stream) -> set[int]:

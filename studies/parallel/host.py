@@ -1,10 +1,12 @@
-"""Fits what Python spends around FSDP's collectives and around DTensor's calls, in calls of the host.
+"""Fits what Python spends around FSDP's collectives and around DTensor's calls, in calls of the host, and what
+entering a graph costs that DistributedDataParallel's buckets cut.
 
     python -m studies.parallel.host
 
 To the steps of three small models (w640, w2048, w3584) on two H200s, with the host that the same run calibrated: what
 the host took beyond the forecast without it, over the number of collectives, or of calls, and the time of one eager
-call. The constants of `step.communication` are these.
+call. Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run
+was measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from math import log, sqrt
 from statistics import fmean, mean, median
 
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.communication import calls_around
+from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
 from studies.command import parser_of
 from studies.parallel.measured import read
@@ -26,7 +30,7 @@ def main() -> None:
     call = host.seconds("forward", "launch")
     found: dict[str, list[tuple[float, int]]] = {"sharded": [], "divided": []}
     for step, ranks in read().items():
-        stream = stream_of(step) if is_fitted(step) else None
+        stream = stream_of(step) if is_fitted(step) and step.mode == "eager" else None
         around = calls_around(stream) if stream else {}
         if stream is None or not around:
             continue
@@ -43,6 +47,32 @@ def main() -> None:
         off += [log(calls / count / each) for calls, count in some]
         print(f"{name}: {each:.1f} calls of {call * 1e6:.1f} us each")
     print(f"deviation of the log: {sqrt(fmean(value**2 for value in off)):.2f}")
+    compiled()
+
+
+def compiled() -> None:
+    """Of compiled steps: calls around each collective of sharded layers, shares of entering a graph of cut ones."""
+    host = default_host()
+    call, costs = host.seconds("forward", "launch"), host.graph_costs("compile")
+    found: dict[str, list[float]] = {"calls around each collective": [], "of entering a graph": []}
+    for step, ranks in read().items():
+        if step.mode == "eager" or not is_fitted(step):
+            continue
+        stream = stream_of(step)
+        priced = PricedStep(stream, run_of(step), find_profile(GPU), host)
+        beyond = mean(median(rank.host_seconds) for rank in ranks) - priced.timeline.enqueue_seconds
+        if around := calls_around(stream):
+            name, each = "calls around each collective", sum(around.values()) / len(around)
+            each += beyond / call / len(around)
+        else:
+            entered = sum(
+                costs.entry(stream.ops[first].phase) for _, first, last in stream.meta["graphs"] if first <= last
+            )
+            name, each = "of entering a graph", PIECE_SHARE + beyond / entered
+        found[name].append(each)
+        print(f"{step.name}: {each:.2f} {name}")
+    for name, values in found.items():
+        print(f"{fmean(values):.2f} {name}")
 
 
 if __name__ == "__main__":

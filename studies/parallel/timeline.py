@@ -6,8 +6,9 @@ Reads the committed measurements: steps.csv (`studies.parallel.measured`), kerne
 host.json and host-2.json, what `flopcast fit` made of the same machines' `bench --suite host`: of the first steps, and
 of the larger and the compiled ones. Every step is traced, which takes minutes.
 
-Steps of models of stock shapes (named w*) are those that `studies.parallel.host` fits what Python spends around calls
-to, and whose device-bound ones give `uncertainty.LANES_BEYOND`; the others judge.
+Eager steps of models of stock shapes (named w*) and compiled ones of Qwen3-0.6B are those that `studies.parallel.host`
+fits what Python spends around calls to; the device-bound ones of the former give `uncertainty.LANES_BEYOND`. The others
+judge.
 """
 
 from __future__ import annotations
@@ -93,7 +94,11 @@ def group_of(step: Step) -> str:
 
 
 def is_fitted(step: Step) -> bool:
-    return step.model.startswith("w") and step.mode == "eager"
+    """Whether `studies.parallel.host` fits a constant to it: of eager steps stock shapes, of compiled ones Qwen3-0.6B
+    without micro-batches."""
+    if step.mode == "eager":
+        return step.model.startswith("w")
+    return step.model == "qwen3-0.6b" and step.accumulate == 1
 
 
 def timed(step: Step, ranks: Sequence[Measured], host: HostCosts) -> Timed:
@@ -126,8 +131,9 @@ _WORDS = """`python -m studies.parallel.timeline`. Seconds in ms. Measured: the 
 profiled, by themselves and beside collectives together, the least of four profiled steps; communication from when the
 last rank has come; exposed without waiting for the other rank, the least of both; host: until a step for idle GPUs is
 enqueued, what it waits for included. A profiler slows the host down, so that kernels of host-bound steps were measured
-in another order than those of the steps. Forecast: kernels by themselves + what collectives beside them add. Models
-named w* are those that what Python spends around calls was fitted to; they do not count below."""
+in another order than those of the steps. Forecast: kernels by themselves + what collectives beside them add. Eager
+steps of models named w*, and compiled ones of Qwen3-0.6B without micro-batches, are those that what Python spends
+around calls was fitted to; they do not count below."""
 
 _COLUMNS = ["step", "ms", "forecast", "90%", "error", "bound", "kernels", "forecast", "communication", "forecast",
             "exposed", "forecast", "host", "forecast"]  # fmt: skip
