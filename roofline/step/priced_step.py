@@ -53,9 +53,9 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 
 _EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules
 HOST, CALLS, STEP = "host", "calls", "step"  # causes of the host's error
-UNMEASURED = (
-    "compiled steps on several GPUs were not measured yet: the interval takes the errors of compiled steps and of "
-    "steps on several GPUs to add"
+COMPILED_RANKS = (
+    "twelve compiled steps on several GPUs were measured, on two H200s: all lie in their intervals, and of the six that no "
+    "constant was fitted to the forecast with the shipped host is off by 8% at the median, by 18% at most"
 )
 UNTIMED = "no {} was timed yet as a whole: its time adds up what its kernels are forecast to take"
 BITSANDBYTES = (
@@ -342,7 +342,7 @@ class PricedStep:
         version = version_note(self.stream, str(self.profile.stack.get("torch") or ""))
         taken = (*taken, *filter(None, [version]))
         if self.fabric is not None and self.mode != "eager":
-            taken = (*taken, UNMEASURED)
+            taken = (*taken, COMPILED_RANKS)
         if run.base_dtype in QUANTISED:
             taken = (*taken, UNTIMED.format(f"call with weights in {run.base_dtype}"))
         if run.finetune == "qlora" or run.optimizer == "adamw8bit":

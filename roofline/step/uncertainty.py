@@ -63,10 +63,10 @@ NODE_GAP_SIGMA = 0.5
 # (`gpu.links.contention`). Of device-bound steps on several GPUs beyond the error of their kernels: what five steps of
 # small models on two H200s had (`studies.parallel.timeline`).
 BESIDE_SIGMA, LANES_BEYOND = 0.1, 0.024
-# Compiled steps on several GPUs were not measured: their errors beyond the kernels, those of compiled steps and those
-# of steps on several GPUs, are taken to add, not to be independent; the law of kernels beside collectives, which was
-# measured with those of libraries, is taken to err twice as far for generated ones.
-UNMEASURED_BESIDE = 2.0
+# Of compiled steps on several GPUs twelve were measured, too few for spreads of their own: their errors beyond the
+# kernels, those of compiled steps and those of steps on several GPUs, are taken to add, not to be independent; the law
+# of kernels beside collectives, which was measured with those of libraries, to err twice as far for generated ones.
+GENERATED_BESIDE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def step_interval(timeline: Timeline, host_sigma: float, device: Moves, known: S
         is_compiled = any(op.work is not None and op.work.op_class == "generated" for op in timeline.ops)
         beyond = beyond + LANES_BEYOND if is_compiled else hypot(beyond, LANES_BEYOND)
         own = sum(op.seconds * op.sigma for op in sent) / sum(op.seconds for op in sent)
-        link_sigma = hypot(own, BESIDE_SIGMA * UNMEASURED_BESIDE if is_compiled else BESIDE_SIGMA)
+        link_sigma = hypot(own, BESIDE_SIGMA * GENERATED_BESIDE if is_compiled else BESIDE_SIGMA)
 
     def moved(sign: int) -> float:
         far = device.up if sign > 0 else device.down

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.memory import (
     CONTEXT_BYTES,
     PARTS,
@@ -22,12 +24,12 @@ from flopcast.roofline.step.memory import (
     peak_parts,
     workspace_bytes,
 )
-from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.step.priced_step import PricedStep
 from studies.command import parser_of
 from studies.markdown import table
 from studies.parallel.measured import read
-from studies.parallel.steps import MODELS, Measured, Step
+from studies.parallel.steps import Measured, Step
+from studies.parallel.timeline import GPU, run_of, stream_of
 
 CAPABILITY = (9, 0)
 MIB = 1024**2
@@ -67,19 +69,16 @@ class Compared:
 
 
 def compared(step: Step, ranks: Sequence[Measured]) -> Compared:
-    layout = step.layout.format(n=ranks[0].ranks)
-    run = Run(
-        batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate, parallel=layout
-    )  # fmt: skip
+    run = run_of(step, ranks[0].ranks)
     run.check()
-    last = get_stream(MODELS[step.model], run.traced_on("cuda"))
+    last = stream_of(step)
     workspace = workspace_bytes(CAPABILITY)
     stages = (*last.stages_before, last)
     peaks = [peak_bytes(stage, workspace) for stage in stages]
     stream = stages[peaks.index(max(peaks))]
     parts = dict(peak_parts(stream, workspace))
     assert sum(parts.values()) == max(peaks)
-    is_quick = min(min(rank.step_seconds) for rank in ranks) < WATCHDOG_SECONDS
+    is_quick = PricedStep(last, run, find_profile(GPU), default_host()).timeline.step_seconds() < WATCHDOG_SECONDS
     return Compared(
         step, tuple(peaks) if len(peaks) > 1 else (peaks[0],) * len(ranks), parts,
         first_bucket_bytes(stream) if is_quick else 0, CONTEXT_BYTES + nccl_bytes(run.layout),

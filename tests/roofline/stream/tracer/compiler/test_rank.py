@@ -12,7 +12,7 @@ import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.memory import peak_bytes
-from flopcast.roofline.step.priced_step import UNMEASURED, PricedStep
+from flopcast.roofline.step.priced_step import COMPILED_RANKS, PricedStep
 from flopcast.roofline.stream.compiled.to_rank import GRAPH
 from flopcast.roofline.stream.library.compiled import rank_stream
 from flopcast.roofline.stream.model.run import Run, Traced
@@ -161,7 +161,7 @@ def test_the_time_of_a_rank_s_step_is_forecast(steps: Steps, source: str) -> Non
     run = Run(mode="compile", parallel=FSDP, optimizer="adamw-fused")
     step = PricedStep(stream, run, find_profile("nvidia-h200"))
     assert step.timeline.shares.communication > 0
-    assert UNMEASURED in step.warnings
+    assert COMPILED_RANKS in step.warnings
     as_eager = PricedStep(eager(source, FSDP, DEEP), replace(run, mode="eager"), step.profile)
-    assert UNMEASURED not in as_eager.warnings
+    assert COMPILED_RANKS not in as_eager.warnings
     assert step.forecast().kernels < as_eager.forecast().kernels
