@@ -24,6 +24,7 @@ SUITES = {
     "inference": "Calls of inference, in bf16",
     "images": "Image models",
     "bitsandbytes": "QLoRA and AdamW in 8 bits, by bitsandbytes",
+    "precisions": "Steps in fp32, tf32, fp16 and bf16",
 }
 
 TIMED_ONCE = (

@@ -55,6 +55,7 @@ PAGES = (
         f"{H200}/compiled-validation/compile/validation.csv",
         f"{H200}/compiled-validation/compile-graphs/validation.csv",
     ),
+    Page.of(f"studies.links.again --out {H200}/links/again.md", f"{H200}/links/again.md"),
     Page.of("studies.parallel.timeline --out reports/parallel/timeline.md", "reports/parallel/timeline.md"),
     Page.of("studies.parallel.memory --out reports/parallel/memory.md", "reports/parallel/memory.md"),
     Page.of(
