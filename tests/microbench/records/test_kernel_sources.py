@@ -154,6 +154,8 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h100-sxm/measurements/gpu0": ({"attention": 5}, {"attention": 5, "gemm": 40}),
     "nvidia-h200/bands/kernels": ({"attention": 92}, {}),
     "nvidia-h200/fp8/kernels": ({}, {"scaled_matmul": 160}),  # of the rule of tiles before today's
+    "nvidia-h200/fp8/rule": ({"scaled_matmul": 160}, {}),
+    "nvidia-h200/steps-on-kernels/fused": ({"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51}, {}),
     "nvidia-h200/precisions/kernels": ({"_grouped_mm": 18}, {}),
     "nvidia-h200/measurements-repeat": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu0": ({}, {"attention": 10, "gemm": 40}),
