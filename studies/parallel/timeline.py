@@ -33,7 +33,7 @@ from studies.markdown import table
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.overlap import Spent
-from studies.parallel.steps import COMPILED, LARGER, MODELS, Measured, Step
+from studies.parallel.steps import GROUPS, MODELS, Measured, Step
 
 FOLDER = ROOT / "reports" / "parallel"
 HOST, LATER_HOST = FOLDER / "host.json", FOLDER / "host-2.json"
@@ -83,14 +83,11 @@ def run_host(group: str = "first") -> HostCosts:
     return HostCosts.load(HOST if group == "first" else LATER_HOST)
 
 
-def group_of(step: Step) -> str:
-    """Which of GROUPS a step is of; of the first ones `divided` were run later, on a host that was not calibrated and
-    without a profiler."""
-    if step in LARGER:
-        return "larger"
-    if step in COMPILED:
-        return "compiled"
-    return "divided" if step.layout.startswith(("pp", "cp", "ep")) else "first"
+def run_with(step: Step) -> str:
+    """Which of GROUPS a step was run with; of the first ones `divided` were run later, on a host that was not calibrated
+    and without a profiler."""
+    found = next(name for name, steps in GROUPS.items() if step in steps)
+    return "divided" if found == "first" and step.layout.startswith(("pp", "cp", "ep")) else found
 
 
 def is_fitted(step: Step) -> bool:
@@ -116,7 +113,7 @@ def timed_steps(host: HostCosts, only: Sequence[str] = (), group: str = "first")
     return [
         timed(step, ranks, host)
         for step, ranks in read().items()
-        if group_of(step) == group and (not only or any(step.name.startswith(name) for name in only))
+        if run_with(step) == group and (not only or any(step.name.startswith(name) for name in only))
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.steps import COMPILED, Kernel
-from studies.parallel.timeline import group_of, page, run_host, timed
+from studies.parallel.timeline import run_with, page, run_host, timed
 
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
@@ -21,7 +21,7 @@ BOUNDS = {
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_step_is_as_long_as_forecast(name: str) -> None:
     step, ranks = next((step, ranks) for step, ranks in read().items() if step.name == name)
-    found = timed(step, ranks, run_host(group_of(step)))
+    found = timed(step, ranks, run_host(run_with(step)))
     assert abs(found.error) < BOUNDS[name]
     assert found.is_within
     assert name in page([("host", [found])])
@@ -31,7 +31,7 @@ def test_every_measured_step_has_its_kernels() -> None:
     """But for steps that ran without a profiler: those that divide more, and most compiled ones of
     DistributedDataParallel, whose graphs take a minute to compile."""
     without = {step.name for step in COMPILED[1:] if step.layout.startswith(("ddp", "zero1"))}
-    measured = {step.name for step in read() if group_of(step) != "divided"}
+    measured = {step.name for step in read() if run_with(step) != "divided"}
     assert {one.step for one in overlap.read()} == measured - without
 
 
