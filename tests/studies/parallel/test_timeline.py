@@ -7,7 +7,7 @@ import pytest
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.steps import COMPILED, Kernel
-from studies.parallel.timeline import run_with, page, run_host, timed
+from studies.parallel.timeline import page, run_host, run_with, timed
 
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
