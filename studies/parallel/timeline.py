@@ -84,8 +84,8 @@ def run_host(group: str = "first") -> HostCosts:
 
 
 def run_with(step: Step) -> str:
-    """Which of GROUPS a step was run with; of the first ones `divided` were run later, on a host that was not calibrated
-    and without a profiler."""
+    """Which of GROUPS a step was run with; of the first ones `divided` were run later, on a host that was not
+    calibrated and without a profiler."""
     found = next(name for name, steps in GROUPS.items() if step in steps)
     return "divided" if found == "first" and step.layout.startswith(("pp", "cp", "ep")) else found
 
