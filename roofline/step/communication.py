@@ -22,15 +22,22 @@ from flopcast.roofline.stream.ops.collectives import Collective, collectives
 from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream, packet
 
 # What Python does around a call, as so many calls of the same host in a forward: FSDP's hooks, views and bookkeeping
-# around each of its all-gathers and reduce-scatters, and DTensor's dispatch of each call of a module that tensor
-# parallel divides. `python -m studies.parallel.host` has them from steps of three small models.
-SHARDED_CALLS, DIVIDED_CALLS = 37.0, 2.7
+# around each of its all-gathers and reduce-scatters, by phase; ring attention's around each of its own; DTensor's
+# dispatch of each call of a module that tensor parallel divides, and of each tensor in an optimizer's lists. `python -m
+# studies.parallel.host` has them, the mean of two hosts.
+SHARDED_CALLS = {
+    ("all_gather", "forward"): 68.0, ("all_gather", "backward"): 21.0, ("reduce_scatter", "backward"): 63.0,
+}  # fmt: skip
+RING_CALLS = 20.0
+DIVIDED_CALLS = {"forward": 3.7, "backward": 2.9}
+SHARDED_TENSOR_CALLS, DIVIDED_TENSOR_CALLS = 0.23, 0.64
 # The same around compiled layers, whose hooks enter dynamo and leave it: `python -m studies.parallel.host`, of three
 # compiled steps of Qwen3-0.6B and the shipped host.
-COMPILED_SHARDED_CALLS = 73.0
-# How far the small models' steps lie from that: standard deviation of the log.
-CALLS_SIGMA = 0.33
+COMPILED_SHARDED_CALLS = 71.0
+# How far the two hosts lie from their mean: standard deviation of the log (FSDP's; DTensor's 0.19).
+CALLS_SIGMA = 0.31
 _SHARDED = ("all_gather", "reduce_scatter")
+_FUNCTIONAL = "_c10d_functional."  # collectives of DTensor and ring attention; FSDP calls c10d's own
 _DIVIDED = ("_proj", "_norm")  # how these modules are called in a stream that does not say it: recorded, or older
 
 # Of its time a kernel loses at most so much to collectives, however many run beside it.
@@ -79,14 +86,23 @@ def calls_around(stream: Stream) -> dict[int, float]:
     """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
     told = stream.meta["parallel"]
     layout = Layout.parse(told["layout"])
+    is_compiled = stream.meta.get("mode", "eager") != "eager"
     found: dict[int, float] = {}
-    if layout.is_fully_sharded:
-        each = SHARDED_CALLS if stream.meta.get("mode", "eager") == "eager" else COMPILED_SHARDED_CALLS
-        found |= {sent.op: each for sent in collectives(stream) if sent.kind in _SHARDED}
-    if layout.tp > 1:
-        inside = ((number, op) for number, op in enumerate(stream.ops) if op.phase != "optimizer")
-        names = tuple(f".{name}" for name in told.get("divided", ())) or _DIVIDED
-        found |= {number: DIVIDED_CALLS for number, op in inside if op.module.endswith(names)}
+    for sent in collectives(stream):
+        op = stream.ops[sent.op]
+        if layout.cp > 1 and op.name.startswith(_FUNCTIONAL):
+            found[sent.op] = RING_CALLS
+        elif layout.is_fully_sharded and sent.kind in _SHARDED:
+            calls = SHARDED_CALLS.get((sent.kind, op.phase), 0.0)
+            found[sent.op] = COMPILED_SHARDED_CALLS if is_compiled else calls
+    names = tuple(f".{name}" for name in told.get("divided", ())) or _DIVIDED
+    of_tensor = DIVIDED_TENSOR_CALLS if layout.tp > 1 else SHARDED_TENSOR_CALLS * layout.is_fully_sharded
+    for number, op in enumerate(stream.ops):
+        if op.phase == "optimizer":
+            if of_tensor and '"ts"' in op.args:
+                found[number] = of_tensor * len(op.inputs)
+        elif layout.tp > 1 and op.module.endswith(names):
+            found[number] = DIVIDED_CALLS[op.phase]
     return found
 
 

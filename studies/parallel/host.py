@@ -1,34 +1,130 @@
-"""Fits what Python spends around FSDP's collectives and around DTensor's calls, in calls of the host, and what
-entering a graph costs that DistributedDataParallel's buckets cut.
+"""Fits what Python spends around the collectives of FSDP and of ring attention and around DTensor's calls, in calls of
+the host, and what entering a graph costs that DistributedDataParallel's buckets cut.
 
     python -m studies.parallel.host
 
-To the steps of three small models (w640, w2048, w3584) on two H200s, with the host that the same run calibrated: what
-the host took beyond the forecast without it, over the number of collectives, or of calls, and the time of one eager
-call. Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run
-was measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
+Two hosts say it, each with two H200s. Of one, processes ran tiny models of two depths under each layout and without
+one (`studies.parallel.phases`): by phase, seconds per layer beyond those of its calls, over the seconds of a call, sums
+over processes. Of the other, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
+without such calls, over their number, with the host that the same run calibrated. A constant is the mean of the logs of
+both, divided over the phases as the tiny models say; of the optimizer and of ring attention the tiny models alone tell.
+
+Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
+measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
 from math import log, sqrt
 from statistics import fmean, mean, median
+from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.host import default_host
+from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT, default_host
 from flopcast.roofline.step.communication import calls_around
 from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.command import parser_of
+from studies.parallel import phases
 from studies.parallel.measured import read
 from studies.parallel.timeline import GPU, is_fitted, run_host, run_of, stream_of
 
+PHASES = ("forward", "backward", "optimizer")
+LOW, HIGH = phases.DEPTHS
+RING = "cp={n},fsdp=1"
 
-def main() -> None:
-    parser_of(__spec__, __doc__).parse_args()
+
+class Process(NamedTuple):
+    """Seconds per layer of one process, by layout and phase."""
+
+    per_layer: Mapping[tuple[str, str], float]
+
+    def call(self, phase: str = "forward") -> float:
+        """Seconds of a call without a layout."""
+        return self.per_layer[phases.NONE, phase] / calls_of_layer(phases.NONE, phase)
+
+    def beyond(self, layout: str, phase: str) -> float:
+        """Seconds per layer beyond those of the layout's calls."""
+        whole = self.per_layer[layout, phase]
+        if phase == "optimizer":
+            return whole - self.per_layer[phases.NONE, phase]
+        return whole - calls_of_layer(layout, phase) * self.call(phase)
+
+
+@cache
+def tiny_stream(layout: str, depth: int) -> Stream:
+    run = Run(batch=4, seq=256, optimizer="adamw-fused", parallel=layout.format(n=2))
+    return get_stream(phases.tiny_config(depth), run.traced_on("cuda"))
+
+
+def calls_of_layer(layout: str, phase: str) -> float:
+    """Calls of a layer, views by their weight."""
+    counts = [
+        sum(VIEW_WEIGHT if op.kind == "view" else 1.0 for op in tiny_stream(layout, depth).ops if op.phase == phase)
+        for depth in (LOW, HIGH)
+    ]
+    return (counts[1] - counts[0]) / (HIGH - LOW)
+
+
+def places_of_layer(layout: str, phase: str) -> float:
+    """Operations of a layer around which Python does more."""
+    counts = []
+    for depth in (LOW, HIGH):
+        stream = tiny_stream(layout, depth)
+        counts.append(sum(stream.ops[number].phase == phase for number in calls_around(stream)))
+    return (counts[1] - counts[0]) / (HIGH - LOW)
+
+
+def lists(depth: int) -> list[Any]:
+    """The optimizer's operations that take tensors in lists."""
+    ops = tiny_stream("fsdp={n}", depth).ops
+    return [op for op in ops if op.phase == "optimizer" and '"ts"' in op.args]
+
+
+def processes() -> list[Process]:
+    found: dict[tuple[int, int], dict[tuple[str, str, int], float]] = defaultdict(dict)
+    for row in phases.read():
+        if "step" not in row and "phases" in row and row["mode"] == "eager":
+            for phase in PHASES:
+                # the first step of a round follows a pause and is slower
+                warm = median(one for samples in row["phases"][phase] for one in samples[1:])
+                found[row["launch"], row["rank"]][row["layout"], phase, row["depth"]] = warm
+    return [
+        Process(
+            {
+                (layout, phase): (own[layout, phase, HIGH] - seconds) / (HIGH - LOW)
+                for (layout, phase, depth), seconds in own.items()
+                if depth == LOW and (layout, phase, HIGH) in own
+            }
+        )
+        for own in found.values()
+    ]
+
+
+def tiny_calls(layout: str, beside: str = "") -> dict[str, float]:
+    """Calls per layer beyond a layout's own, by phase, of the processes that ran it and the layout `beside`."""
+    needed = [(name, "forward") for name in (layout, beside or layout)]
+    having = [one for one in processes() if all(name in one.per_layer for name in needed)]
+    call = sum(one.call() for one in having)
+    found = {phase: sum(one.beyond(layout, phase) for one in having) / call for phase in PHASES}
+    spread = [sum(one.beyond(layout, phase) for phase in PHASES) / one.call() for one in having]
+    told = ", ".join(f"{value:.0f} in {phase}" for phase, value in found.items())
+    least, most = min(spread), max(spread)
+    print(f"{layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
+    return found
+
+
+def small_steps() -> dict[str, list[float]]:
+    """Calls around each collective, or around each call, of the first host's steps."""
     host = run_host()
     call = host.seconds("forward", "launch")
-    found: dict[str, list[tuple[float, int]]] = {"sharded": [], "divided": []}
+    found: dict[str, list[Any]] = {"sharded": [], "divided": []}
     for step, ranks in read().items():
         stream = stream_of(step) if is_fitted(step) and step.mode == "eager" else None
         around = calls_around(stream) if stream else {}
@@ -37,16 +133,43 @@ def main() -> None:
         priced = PricedStep(stream, run_of(step), find_profile(GPU), host)
         measured = mean(median(rank.host_seconds) for rank in ranks)
         beyond = measured - priced.timeline.enqueue_seconds + sum(around.values()) * call
-        found["divided" if "tp" in step.layout else "sharded"].append((beyond / call, len(around)))
-        print(
-            f"{step.name}: {beyond * 1e3:.1f} ms beyond, around {len(around)}: {beyond / call / len(around):.1f} each"
-        )
-    off = []
-    for name, some in found.items():
-        each = sum(calls for calls, _ in some) / sum(count for _, count in some)
-        off += [log(calls / count / each) for calls, count in some]
-        print(f"{name}: {each:.1f} calls of {call * 1e6:.1f} us each")
-    print(f"deviation of the log: {sqrt(fmean(value**2 for value in off)):.2f}")
+        places = sum(stream.ops[number].phase != "optimizer" for number in around)
+        found["divided" if "tp" in step.layout else "sharded"].append((beyond / call, places))
+        print(f"{step.name}: {beyond * 1e3:.1f} ms beyond, around {places}: {beyond / call / places:.1f} each")
+    return {name: [sum(calls for calls, _ in some), sum(count for _, count in some)] for name, some in found.items()}
+
+
+def main() -> None:
+    parser_of(__spec__, __doc__).parse_args()
+    small = {name: calls / count for name, (calls, count) in small_steps().items()}
+    sharded, divided = tiny_calls("fsdp={n}"), tiny_calls("tp={n}")
+    beside, kept, ring = tiny_calls("fsdp={n}", RING), tiny_calls("zero2={n}", RING), tiny_calls(RING)
+    # an FSDP layer has three collectives; a layer of tensor parallel so many calls in modules that it divides
+    inside = {phase: places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
+    share = min(kept["backward"] / beside["backward"], 1.0)  # the reduce-scatter's
+    of_sharded = sharded["forward"] + sharded["backward"]
+    level = sqrt(small["sharded"] * 3 / of_sharded)
+    print(f"deviation of the log between hosts: {log(of_sharded / 3 / small['sharded']) / 2:.2f}")
+    print(f"sharded, calls a collective: {small['sharded']:.1f} of small steps, {of_sharded / 3:.1f} of tiny models")
+    print(f"all-gather, forward: {sharded['forward'] * level:.1f}")
+    print(f"all-gather, backward: {sharded['backward'] * (1 - share) * level:.1f}")
+    print(f"reduce-scatter: {sharded['backward'] * share * level:.1f}")
+    of_divided = (divided["forward"] + divided["backward"]) / sum(inside.values())
+    level = sqrt(small["divided"] / of_divided)
+    print(f"divided, calls a call: {small['divided']:.2f} of small steps, {of_divided:.2f} of tiny models")
+    for phase, count in inside.items():
+        print(f"divided, {phase}: {divided[phase] / count * level:.2f}")
+    tensors = sum(len(op.inputs) * (1 if depth == HIGH else -1) for depth in phases.DEPTHS for op in lists(depth))
+    for name, found in (("sharded", sharded), ("divided", divided)):
+        print(f"{name}, each tensor of the optimizer's lists: {found['optimizer'] * (HIGH - LOW) / tensors:.2f}")
+    beyond = sum(ring[phase] - beside[phase] for phase in PHASES[:2])
+    print(f"ring attention, each of its four collectives: {beyond / 4:.1f}")
+    deviations = [
+        log(sum(one.beyond(layout, phase) for phase in PHASES) / one.call() / sum(found[phase] for phase in PHASES))
+        for layout, found in (("fsdp={n}", sharded), ("tp={n}", divided))
+        for one in processes()
+    ]
+    print(f"deviation of the log between processes: {sqrt(fmean(value**2 for value in deviations)):.2f}")
     compiled()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +16,7 @@ from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import Span
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
-from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.models import load_config, make_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -125,5 +126,26 @@ def test_tensor_parallel_costs_the_host_by_any_names_of_the_modules_that_it_divi
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
     config = {"model_type": "gpt_neox", **sizes, "vocab_size": 256, "max_position_embeddings": 64}
     stream = trace_now(config, Run(batch=1, seq=16, parallel="tp=2").traced_on("cuda"))
-    names = {stream.ops[number].module.rpartition(".")[2] for number in calls_around(stream)}
+    around = [stream.ops[number] for number in calls_around(stream)]
+    names = {op.module.rpartition(".")[2] for op in around if op.phase != "optimizer"}
     assert names == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+
+
+@pytest.mark.parametrize("layout", ["fsdp=2", "tp=2", "cp=2", "cp=2,fsdp=1"])
+def test_python_runs_around_a_layers_calls_in_every_phase_that_the_layout_changes(layout: str) -> None:
+    """Twice as many layers have twice the calls around them, in forward and backward; DTensors cost the optimizer."""
+    config = {**load_config("qwen3-0.6b"), "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 256}
+    run = Run(batch=2, seq=64, optimizer="adamw-fused", parallel=layout).traced_on("cuda")
+    found: list[Counter[str]] = []
+    for depth in (1, 2, 3):
+        stream = trace_now({**config, "num_hidden_layers": depth}, run)
+        calls = Counter[str]()
+        for number, count in calls_around(stream).items():
+            calls[stream.ops[number].phase] += count
+        found.append(calls)
+    one, two, three = found
+    for phase in ("forward", "backward"):
+        assert two[phase] > one[phase]
+        assert three[phase] - two[phase] == pytest.approx(two[phase] - one[phase])
+    assert bool(one["optimizer"]) == (layout != "cp=2")
