@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
+from flopcast.roofline.gpu.fit.host import operator_costs
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine
 from studies.command import parser_of
 from studies.compiled.host import with_compiled
@@ -43,6 +46,17 @@ def host_of_machines(folders: Iterable[Path], without: Collection[str] = ()) -> 
     return combine([combine(own) for own in runs.values()], of="machines")
 
 
+def operators_of_machines(reports: Path = REPORTS) -> dict[str, float]:
+    """Host seconds per call of each Triton operator, the mean of the machines on which today's were measured, with
+    tiny models or without."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(reports.glob("*/**/measurements.jsonl.gz")):
+        folder = path.parent
+        for name, seconds in operator_costs(records.read(folder).rows).items():
+            found[name][machine_of(folder)].append(seconds)
+    return {name: fmean(fmean(own) for own in machines.values()) for name, machines in sorted(found.items())}
+
+
 def main() -> None:
     """Writes one host made of the machines whose measurements lie in the folders, by default all in `reports`."""
     parser = parser_of(__spec__, __doc__)
@@ -50,6 +64,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HOSTS / f"{DEFAULT}.json")
     given = parser.parse_args()
     host = with_compiled(host_of_machines(given.folder or measured_folders()))
+    if not given.folder:
+        host = replace(host, triton=operators_of_machines())
     host.save(given.out)
     print(f"wrote {given.out}: {host.name}, {host.n_machines} machines, deviation {host.sigma:.0%}")
 
