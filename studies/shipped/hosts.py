@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.fit.host import operator_costs
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine
 from studies.command import parser_of
 from studies.compiled.host import with_compiled
@@ -52,7 +54,7 @@ def operators_of_machines(reports: Path = REPORTS) -> dict[str, float]:
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(reports.glob("*/**/measurements.jsonl.gz")):
         folder = path.parent
-        for name, seconds in operator_costs(records.read(folder).rows).items():
+        for name, seconds in operator_costs(cast(list[FitRow], records.read(folder).rows)).items():
             found[name][machine_of(folder)].append(seconds)
     return {name: fmean(fmean(own) for own in machines.values()) for name, machines in sorted(found.items())}
 
