@@ -46,6 +46,8 @@ from studies.evidence.steps import (
     H200,
     MACHINES,
     PROJECTED,
+    REPLAYED_STEPS,
+    REPLAYING,
     Rows,
     compared,
     is_plain,
@@ -228,7 +230,7 @@ def is_of(recorded: Mapping[str, Any], plan: StepPlan) -> bool:
 
 def others(evidence: Evidence) -> str:
     """Device time and step beyond plain Qwen3, set by set, and other families one by one."""
-    names = ("H200, other kernels", EARLIER_TILES, "H200, other options", "H200, other families",
+    names = ("H200, other kernels", REPLAYED_STEPS, EARLIER_TILES, "H200, other options", "H200, other families",
              "H100 SXM, other kernels")  # fmt: skip
     lines = [_line(name, evidence.sets[name]) for name in names]
     lines += [_line(f"- {short_name(row.label)}", [row]) for row in evidence.sets["H200, other families"]]
@@ -351,20 +353,26 @@ def h100(evidence: Evidence) -> str:
 
 
 def launches(evidence: Evidence) -> str:
-    """Steps of the fused kernels on the H200s, with the host of their run: bound by it, and by the device."""
-    rows = [
-        row for name, found in evidence.machines.items() if name.startswith("H200") for row in found
-        if row.plan.fused != "none"
-    ]  # fmt: skip
-    by_host = sorted(row.step.error for row in rows if row.is_host_bound and row.step.error is not None)
-    others = sorted(row.step.error for row in rows if not row.is_host_bound and row.step.error is not None)
+    """Steps of the fused kernels on the H200s, bound by their host and by the device: those whose launches were made
+    anew, and those that replay them."""
+    machines = {name: rows for name, rows in evidence.machines.items() if name.startswith("H200")}
+    fused = {name: [row for row in rows if row.plan.fused != "none"] for name, rows in machines.items()}
+    before = [row for name, rows in fused.items() if name != REPLAYING for row in rows]
+    today = [row for row in fused.get(REPLAYING, ()) if row.is_host_bound]
+    made_anew = _range([_own(row).error for row in before if row.is_host_bound])
+    by_device = _range([_own(row).error for row in before if not row.is_host_bound])
+    own, shipped = (_range([of(row).error for row in today]) for of in (_own, _shipped))
     return (
-        f"{len(by_host)} steps of the fused kernels are bound by their host. They come out between "
-        f"{100 * by_host[0]:+.0f} and {100 * by_host[-1]:+.0f}%, {100 * median(by_host):+.0f}% at the median: what "
-        f"launching Triton's kernels costs within a step is not understood. The {len(others)} that the device bounds "
-        f"come out between {100 * others[0]:+.1f} and {100 * others[-1]:+.1f}% ({100 * median(others):+.1f}% at the "
-        "median)."
+        f"Before launches were replayed steps of the fused kernels that their host bounds came out {made_anew}, by the "
+        f"operators' costs as of then and the host of the run; those that the device bounds {by_device}. Since then "
+        f"those that the host bounds come out {own} by the host of the run, {shipped} by the shipped one."
     )
+
+
+def _range(errors: Sequence[float | None]) -> str:
+    found = sorted(error for error in errors if error is not None)
+    low, middle, high = (100 * value for value in (found[0], median(found), found[-1]))
+    return f"between {low:+.0f} and {high:+.0f}%, {middle:+.1f}% at the median of {len(found)}"
 
 
 TABLES = {

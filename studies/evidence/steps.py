@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import project
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
 from flopcast.roofline.validation.summary import GROUP_LABELS, by_bound
+from studies.shipped.hosts import operators_of_machines
 
 H200, H100 = "nvidia-h200", "nvidia-h100-sxm"
 # The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
@@ -27,7 +29,11 @@ MACHINES = {
     "H200, sixth": f"{H200}/host-processes/1",
     "H200, seventh": f"{H200}/host-processes/2",
     "H100 SXM": f"{H100}/steps/run0",
+    "H200, eighth": f"{H200}/steps-on-kernels/replayed",
 }
+# Steps on Triton's kernels, whose operators replay their launches, as today's do. Those of all other machines made
+# their launches anew, and are forecast by what the operators cost the host then.
+REPLAYING, REPLAYED_STEPS = "H200, eighth", "H200, Triton's kernels, replayed"
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
 # Steps on Triton's products that ran before a law chose their tiles. Forecasts are of today's faster tiles, so that all
 # of these come out fast: products by 4 to 14%, where the tiles that ran were forecast within 8.3%; attention of five by
@@ -47,16 +53,28 @@ def compared(
     of the H100 by its projection."""
     h200 = find_profile(H200)
     profiles = {H200: h200, H100: find_profile(H100)}
+    made_anew = {gpu: _with_operators(profile, _operators_before()) for gpu, profile in profiles.items()}
     folders = {
-        name: StepsFolder(reports / folder, profiles[folder.partition("/")[0]]) for name, folder in MACHINES.items()
+        name: StepsFolder(reports / folder, (profiles if name == REPLAYING else made_anew)[folder.partition("/")[0]])
+        for name, folder in MACHINES.items()
     }
     for name, folder in MACHINES.items():
         if folder.startswith(f"{H200}/steps/"):  # torch's estimates are of the plans, whichever of these ran them
             folders[name] = replace(folders[name], estimates=reports / ESTIMATES)
     if with_projected:
-        folders[PROJECTED] = replace(folders["H100 SXM"], profile=project(h200, load_specs()[H100]))
+        projected = _with_operators(project(h200, load_specs()[H100]), _operators_before())
+        folders[PROJECTED] = replace(folders["H100 SXM"], profile=projected)
     chosen = [replace(folder, is_wanted=partial(is_wanted, name)) for name, folder in folders.items()]
     return dict(zip(folders, compare_folders(chosen), strict=True))
+
+
+@cache
+def _operators_before() -> dict[str, float]:
+    return operators_of_machines(replayed=False)
+
+
+def _with_operators(profile: Profile, operators: dict[str, float]) -> Profile:
+    return profile if profile.host is None else replace(profile, host=replace(profile.host, triton=operators))
 
 
 def judged(by_machine: Mapping[str, Rows], is_wanted: Wanted = lambda machine, plan: True) -> dict[str, Rows]:
@@ -77,10 +95,12 @@ def is_plain(row: StepComparison) -> bool:
 def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
     """The sets of steps that are judged, by name, none empty."""
     first, fifth, h100 = (by_machine.get(name, ()) for name in ("H200, first", "H200, fifth", "H100 SXM"))
-    on_h200 = [row for name, rows in by_machine.items() if name.startswith("H200") for row in rows]
+    before = [name for name in by_machine if name.startswith("H200") and name != REPLAYING]
+    on_h200 = [row for name in before for row in by_machine[name]]
     found = {
         **_split("H200", first),
         "H200, other kernels": [row for row in _of(on_h200, PATCHED) if row.plan.matmul == "torch"],
+        REPLAYED_STEPS: _of(by_machine.get(REPLAYING, ()), PATCHED),
         EARLIER_TILES: [row for row in _of(on_h200, PATCHED) if row.plan.matmul != "torch"],
         "H200, other families": _of(first, FAMILIES),
         "H200, other options": _of(first, OPTIONS),

@@ -1,25 +1,28 @@
 """Remakes the shipped host: the mean of all machines whose host was measured.
 
 python -m studies.shipped.hosts [--out FILE] [FOLDER ...]
+python -m studies.shipped.hosts --operators          only what calls of Triton's operators cost
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import cast
 
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.fit.host import operator_costs
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine
+from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine, default_host
 from studies.command import parser_of
 from studies.compiled.host import with_compiled
 
+# Before, each eager call of a Triton operator made its launches anew, which cost the host five to ten times as much.
+REPLAYED = "2026-11-23T08:19"
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 
 
@@ -48,15 +51,21 @@ def host_of_machines(folders: Iterable[Path], without: Collection[str] = ()) -> 
     return combine([combine(own) for own in runs.values()], of="machines")
 
 
-def operators_of_machines(reports: Path = REPORTS) -> dict[str, float]:
-    """Host seconds per call of each Triton operator, the mean of the machines on which today's were measured, with
-    tiny models or without."""
+def operators_of_machines(*, replayed: bool = True, reports: Path = REPORTS) -> dict[str, float]:
+    """Host seconds per call of each Triton operator, the mean of the machines on which they were measured, with tiny
+    models or without: of operators that replay their launches, as today's do, or of those before."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(reports.glob("*/**/measurements.jsonl.gz")):
         folder = path.parent
-        for name, seconds in operator_costs(cast(list[FitRow], records.read(folder).rows)).items():
+        rows = [row for row in records.read(folder).rows if (row.get("time", "") >= REPLAYED) == replayed]
+        for name, seconds in operator_costs(cast(list[FitRow], rows)).items():
             found[name][machine_of(folder)].append(seconds)
-    return {name: fmean(fmean(own) for own in machines.values()) for name, machines in sorted(found.items())}
+    return {name: _mean([_mean(own) for own in machines.values()]) for name, machines in sorted(found.items())}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean, as of all costs of hosts; of values of which one is 0 the arithmetic one."""
+    return geometric_mean(values) if min(values) > 0 else fmean(values)
 
 
 def main() -> None:
@@ -64,8 +73,10 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("folder", type=Path, nargs="*", help="that `flopcast bench` or `flopcast validate` wrote")
     parser.add_argument("--out", type=Path, default=HOSTS / f"{DEFAULT}.json")
+    parser.add_argument("--operators", action="store_true", help="leave its other costs as they are")
     given = parser.parse_args()
-    host = with_compiled(host_of_machines(given.folder or measured_folders()))
+    folders = given.folder or measured_folders()
+    host = default_host() if given.operators else with_compiled(host_of_machines(folders))
     if not given.folder:
         host = replace(host, triton=operators_of_machines())
     host.save(given.out)

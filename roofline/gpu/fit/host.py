@@ -43,8 +43,6 @@ OPERATORS = "host_op/"  # rows of `microbench.hosts.operators`
 # host, steps of real ones (w1024-d5 and w640-d6-h64 of `validate --mode compile`) 1.03 to 1.10 beside them.
 LEAST_STEADY_COMPILED = 1.0
 ROUNDS = 5  # assumed where a row does not give its number of rounds
-# Before, each eager call of a Triton operator made its launches anew, which cost the host five to ten times as much.
-REPLAYED = "2026-11-23T08:19"
 
 
 class _Phase(NamedTuple):
@@ -173,13 +171,11 @@ def steady_ratio(rows: Iterable[FitRow]) -> float:
 
 
 def operator_costs(rows: Iterable[FitRow]) -> dict[str, float]:
-    """Host seconds per call of each Triton operator in excess of those of the ATen call measured beside it, from rows
-    of operators that replay their launches; rows without a time count as such."""
+    """Host seconds per call of each Triton operator in excess of those of the ATen call measured beside it."""
     return {
         row["key"].removeprefix(OPERATORS): max(0.0, value - base)
         for row in rows
         if row["key"].startswith(OPERATORS) and (value := row.get("value")) and (base := row.get("base_seconds"))
-        if row.get("time", REPLAYED) >= REPLAYED
     }
 
 

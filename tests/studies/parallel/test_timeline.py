@@ -12,9 +12,10 @@ from studies.parallel.timeline import page, run_host, run_with, timed
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
     "w3584-d2-ddp-4x512-adamw-fused": 0.03, "w3584-d2-zero2-4x1024-adamw-fused": 0.06,
-    "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.14,
-    "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.07,
+    "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.09,
+    "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.06,
     "qwen3-8b-d6-fsdp-4x2048-adamw-fused": 0.06, "qwen3-8b-d6-pp-2x2048-x4-adamw-fused": 0.01,
+    "gpt2-zero2-16x1024-adamw-fused": 0.1,
 }  # fmt: skip
 
 
