@@ -1,10 +1,13 @@
-"""Measures what calls of convolutional networks cost the host, layer by layer, beside those of a Qwen3.
+"""Measures what calls of convolutional networks cost the host beyond other calls, layer by layer.
 
-    python -m studies.convolution_calls OUT.json
+    python -m studies.convolution_calls OUT.json      measures, on a GPU, in a process of its own
+    python -m studies.convolution_calls               what the committed processes say
 
-Stacks of two depths of each kind of layer, under autocast in bf16 as image models train, and of tiny Qwen3s, whose
-calls calibrate a host. They take turns, on an idle device; what a layer costs is the slope from one depth to the other.
+Stacks of two depths of each kind of layer, under autocast in bf16 as image models train, and tiny Qwen3s, whose calls
+calibrate a host. They take turns, on an idle device; what a layer costs is the slope from one depth to the other.
 OUT.json gets {"KIND/LAYOUT": {"forward", "backward"}: seconds per layer of each round}; `qwen3` is a layer of Qwen3.
+A convolution and a batch norm cost what stacks of them alone cost beyond the calls that are traced of them, in calls of
+a Qwen3's same phase; stacks of convolution, norm and ReLU are held out. `device_work.HEAVIER` are these.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch import nn
@@ -23,9 +26,16 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build
 from flopcast.microbench.timing.timer import synchronise
+from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT
+from flopcast.roofline.stream.library.modules import module_stream
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.command import parser_of
+from studies.imports import ROOT
 
+FOLDER = ROOT / "reports" / "nvidia-h200" / "images" / "host-calls"
 LOW, HIGH = 4, 20
 CHANNELS, SIZE, IMAGES = 32, 8, 4
 ROUNDS, STEPS = 8, 5
@@ -59,11 +69,18 @@ def phases_of(forward: Callable[[], torch.Tensor], device: torch.device) -> tupl
     return middle - start, end - again
 
 
-def stack(kind: str, layout: str, depth: int, device: torch.device) -> Callable[[], torch.Tensor]:
+def stacked(kind: str, layout: str, depth: int, device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+    """Layers on top of each other, and a batch for them."""
     memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     layers = [layer for _ in range(depth) for layer in LAYERS[kind]()]
-    model = nn.Sequential(*layers).to(device=device, memory_format=memory)
-    images = torch.randn(IMAGES, CHANNELS, SIZE, SIZE, device=device).to(memory_format=memory).requires_grad_()
+    model = nn.Sequential(*layers).to(device)
+    model = model.to(memory_format=memory)  # type: ignore[call-overload]  # torch's stubs lack this keyword alone
+    images = torch.randn(IMAGES, CHANNELS, SIZE, SIZE, device=device).to(memory_format=memory)
+    return model, images.requires_grad_()
+
+
+def stack(kind: str, layout: str, depth: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    model, images = stacked(kind, layout, depth, device)
 
     def forward() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
@@ -105,10 +122,66 @@ def measured(device: torch.device) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def traced_calls(kind: str, layout: str, phase: str) -> float:
+    """Calls per layer as traced, views by their weight."""
+    counts = []
+    for depth in (2, 3):
+        torch.manual_seed(0)
+        model, images = stacked(kind, layout, depth, torch.device("cpu"))
+        stream = module_stream(model, Run(), "cuda", batch=images, loss_fn=lambda found: found.float().sum())
+        counts.append(calls_of(stream, phase))
+    return counts[1] - counts[0]
+
+
+def calls_of(stream: Stream, phase: str) -> float:
+    ops = (op for op in stream.ops if op.phase == phase and op.kind != "host")
+    return sum(VIEW_WEIGHT if op.kind == "view" else 1.0 for op in ops)
+
+
+def beyond(kind: str, layout: str, phase: str) -> tuple[float, list[float]]:
+    """Calls of a layer beyond those that are traced, of the phase's own cost: those traced, and of each process."""
+    traced = traced_calls(kind, layout, phase)
+    few, many = (get_stream(make_config(width=256, depth=depth), Run().traced_on("cuda")) for depth in (2, 6))
+    of_qwen3 = (calls_of(many, phase) - calls_of(few, phase)) / 4
+    found = []
+    for file in sorted(FOLDER.glob("*.json")):
+        told = json.loads(file.read_text())
+        call = median(told["qwen3"][phase]) / of_qwen3
+        found.append(median(told[f"{kind}/{layout}"][phase]) / call - traced)
+    return traced, found
+
+
+def fitted() -> dict[tuple[str, str, str], float]:
+    """Calls beyond one, by what is called ("conv", "norm"), layout and phase."""
+    return {
+        (kind, layout, phase): fmean(beyond(kind, layout, phase)[1])
+        for kind in ("conv", "norm")
+        for layout in ("nchw", "nhwc")
+        for phase in ("forward", "backward")
+    }
+
+
+def tell() -> None:
+    found = fitted()
+    for (kind, layout, phase), calls in found.items():
+        print(f"{kind}, {layout}, {phase}: {calls:.1f} calls beyond those traced")
+    for layout in ("nchw", "nhwc"):
+        for phase in ("forward", "backward"):
+            traced, more = beyond("conv-norm-relu", layout, phase)
+            own = traced + found["conv", layout, phase] + found["norm", layout, phase]
+            print(
+                f"held out, conv-norm-relu, {layout}, {phase}: {traced:.1f} traced, {own:.1f} forecast, "
+                f"{traced + fmean(more):.1f} measured"
+            )
+
+
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
-    parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
+    parser.add_argument("out", type=Path, nargs="?")
+    out: Path | None = parser.parse_args().out
+    if out is None:
+        tell()
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = measured(device)
     out.write_text(json.dumps(found))
