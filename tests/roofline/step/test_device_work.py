@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import CHECKPOINTED, backend_of, device_work, l2_shares
+from flopcast.roofline.step.device_work import CHECKPOINTED, HEAVIER, backend_of, device_work, l2_shares
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import PHASES, Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import PHASES, Op, Storage, Stream, TensorRef, packet
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
@@ -198,3 +199,27 @@ def test_a_forward_that_checkpoints_costs_the_host_more_and_what_is_recomputed_w
     [again] = costs(recomputing, lambda op: op.is_recomputed)
     assert hooked == pytest.approx(CHECKPOINTED * forward)
     assert again == forward
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_convolutions_and_batch_norms_cost_the_host_more_than_other_calls(is_last: bool) -> None:
+    import torch
+    from torch import nn
+
+    memory = torch.channels_last if is_last else torch.contiguous_format
+    layers = (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    images = torch.randn(2, 8, 16, 16).to(memory_format=memory)
+    stream = module_stream(nn.Sequential(*layers), Run(), "cuda", batch=images, loss_fn=lambda out: out.float().sum())
+    host = default_host()
+    timed = device_work(stream, Run(), find_profile("nvidia-h200"), host)
+    beyond = {
+        packet(op.name): one.host_seconds / host.seconds(op.phase, op.kind) - 1
+        for op, one in zip(stream.ops, timed, strict=True)
+        if packet(op.name) in HEAVIER and op.phase != "optimizer"
+    }
+    assert len(beyond) == 4
+    for name, calls in beyond.items():
+        # the first call of a backward also has the phase's own cost, none of these
+        assert calls == pytest.approx(HEAVIER[name][int(is_last)])
+    others = [one for op, one in zip(stream.ops, timed, strict=True) if packet(op.name) == "aten.relu"]
+    assert [one.host_seconds for one in others] == [host.seconds("forward", "launch")]
