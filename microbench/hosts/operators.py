@@ -155,7 +155,8 @@ def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backw
     tables = rope.tables(16, 128, device)
     target = torch.zeros(16, dtype=torch.int64, device=device)
     weight = leaf(256, dtype=torch.float32)
-    head = leaf(128, dtype=torch.float32)
+    # weights of their own, as in a model: a call whose operands are one tensor is not replayed (`kernels.launching`)
+    of_q, of_k = leaf(128, dtype=torch.float32), leaf(128, dtype=torch.float32)
     makers: dict[str, Callable[[], tuple[Forward, Backward]]] = {
         "silu": lambda: differentiated(F.silu, leaf(16, 256)),
         "rms_norm": lambda: differentiated(rmsnorm.rms_norm, leaf(16, 256, dtype=torch.float32), weight),
@@ -163,7 +164,7 @@ def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backw
             rmsnorm.add_rms_norm, leaf(16, 256), leaf(16, 256, dtype=torch.float32), weight
         ),
         "rope_qk_norm": lambda: differentiated(
-            rope.rope_qk_norm, leaf(1, 16, 2, 128), leaf(1, 16, 1, 128), head, head, *tables
+            rope.rope_qk_norm, leaf(1, 16, 2, 128), leaf(1, 16, 1, 128), of_q, of_k, *tables
         ),
         "swiglu": lambda: differentiated(swiglu.swiglu, leaf(16, 768), leaf(16, 768)),
         "cross_entropy_with_gradient": lambda: differentiated(
@@ -173,8 +174,8 @@ def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backw
         "sdpa": lambda: differentiated(
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), *_heads(leaf)
         ),
-        "torch_mm": lambda: _product(leaf(64, 64).detach()),
-        "mm": lambda: _product(leaf(64, 64).detach()),
+        "torch_mm": lambda: _product(leaf(64, 64).detach(), leaf(64, 64).detach()),
+        "mm": lambda: _product(leaf(64, 64).detach(), leaf(64, 64).detach()),
     }
     return makers
 
@@ -183,5 +184,5 @@ def _heads(leaf: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return leaf(1, 2, 64, 128), leaf(1, 1, 64, 128), leaf(1, 1, 64, 128)
 
 
-def _product(a: Tensor) -> tuple[Forward, Backward]:
-    return lambda: torch.mm(a, a), None
+def _product(a: Tensor, b: Tensor) -> tuple[Forward, Backward]:
+    return lambda: torch.mm(a, b), None

@@ -365,7 +365,8 @@ def launches(evidence: Evidence) -> str:
     return (
         f"Before launches were replayed steps of the fused kernels that their host bounds came out {made_anew}, by the "
         f"operators' costs as of then and the host of the run; those that the device bounds {by_device}. Since then "
-        f"those that the host bounds come out {own} by the host of the run, {shipped} by the shipped one."
+        f"those that the host bounds come out {own} by the host of the run, which was measured calling rope with one "
+        f"tensor for two weights, and {shipped} by the shipped one, which was not."
     )
 
 
