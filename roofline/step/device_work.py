@@ -58,13 +58,13 @@ PIECE_SHARE = 0.84
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
 # that is saved for the backward passes hooks in Python, and the state of random numbers is kept. From tiny models with
-# adapters (`python -m studies.checkpoint_calls`: 23.3 over 15.1 us). What the backward recomputes costs what a call of
+# adapters (`python -m studies.calls.checkpoint`: 23.3 over 15.1 us). What the backward recomputes costs what a call of
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
 
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
-# `python -m studies.convolution_calls`, of three processes; stacks of convolution, norm and ReLU, which were held out,
+# `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
 # come out within 13%.
 HEAVIER = {
     "aten.convolution": (1.8, 0.6), "aten.convolution_backward": (2.9, 2.2),

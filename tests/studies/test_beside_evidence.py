@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.beside_evidence import REPORT, is_seen, summary, was_timed_once
-from studies.optimizer_calls import ROWS
+from studies.calls.optimizers import ROWS
 
 Table = list[dict[str, str]]
 FIRST_RUN, SECOND_RUN = 18, 32  # calls of inference: those before were timed in five rounds, up to here in one
@@ -151,10 +151,10 @@ def test_the_tables_are_what_today_s_code_says(suite: str, name: str, chosen: di
 
 
 def test_what_an_optimizer_s_calls_cost_is_still_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    from studies import optimizer_calls
+    from studies.calls import optimizers
 
     assert Path(ROWS, "measurements.jsonl.gz").is_file()
-    optimizer_calls.report()
+    optimizers.report()
     ratios = [float(line.split("|")[4]) for line in capsys.readouterr().out.splitlines() if "| qwen3-" in line]
     assert len(ratios) >= 2
     assert 0.85 < median(ratios) < 1.05

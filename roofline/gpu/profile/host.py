@@ -33,7 +33,7 @@ HOSTS = DATA / "hosts"
 DEFAULT = "intel-xeon-family-6-model-207"
 PHASES = ("forward", "backward", "optimizer")
 # What an optimizer's call of an operator on single tensors costs over a call of the forward, with the Python around it:
-# 0.99 and 0.89, Adafactor's two forms on tiny models (`python -m studies.optimizer_calls`).
+# 0.99 and 0.89, Adafactor's two forms on tiny models (`python -m studies.calls.optimizers`).
 CALL_OVER_FORWARD = 0.94
 # Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
 # neither allocates nor launches.

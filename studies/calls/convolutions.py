@@ -1,7 +1,7 @@
 """Measures what calls of convolutional networks cost the host beyond other calls, layer by layer.
 
-    python -m studies.convolution_calls OUT.json      measures, on a GPU, in a process of its own
-    python -m studies.convolution_calls               what the committed processes say
+    python -m studies.calls.convolutions OUT.json      measures, on a GPU, in a process of its own
+    python -m studies.calls.convolutions               what the committed processes say
 
 Stacks of two depths of each kind of layer, under autocast in bf16 as image models train, and tiny Qwen3s, whose calls
 calibrate a host. They take turns, on an idle device; what a layer costs is the slope from one depth to the other.

@@ -1,7 +1,7 @@
 """Says what checkpointing a layer's activations costs the host beyond the calls that it makes, from tiny models with
 adapters of two depths, by the slope from one to the other. Needs peft.
 
-    python -m studies.checkpoint_calls
+    python -m studies.calls.checkpoint
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, pla
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT
 from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.calls.optimizers import HIGH, LOW, slope
 from studies.command import parser_of
 from studies.imports import ROOT
-from studies.optimizer_calls import HIGH, LOW, slope
 
 ROWS = ROOT / "reports" / "nvidia-h200" / "fine-tune" / "hosts-2"
 

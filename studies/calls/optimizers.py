@@ -1,7 +1,7 @@
 """Says what an optimizer's call of an operator on single tensors costs the host over a call of the forward, from tiny
 models of two depths, by the slope from one to the other.
 
-    python -m studies.optimizer_calls
+    python -m studies.calls.optimizers
 """
 
 from __future__ import annotations

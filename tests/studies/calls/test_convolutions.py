@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flopcast.roofline.step.device_work import HEAVIER
-from studies.convolution_calls import beyond, fitted
+from studies.calls.convolutions import beyond, fitted
 
 NAMES = {
     ("conv", "forward"): "aten.convolution", ("conv", "backward"): "aten.convolution_backward",

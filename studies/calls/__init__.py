@@ -1,0 +1,1 @@
+"""Fits what calls of a kind cost the host beyond others."""
