@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import project
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
 from flopcast.roofline.validation.summary import GROUP_LABELS, by_bound
-from studies.shipped.hosts import operators_of_machines
+from studies.shipped.hosts import launching_anew
 
 H200, H100 = "nvidia-h200", "nvidia-h100-sxm"
 # The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
@@ -53,7 +52,7 @@ def compared(
     of the H100 by its projection."""
     h200 = find_profile(H200)
     profiles = {H200: h200, H100: find_profile(H100)}
-    made_anew = {gpu: _with_operators(profile, _operators_before()) for gpu, profile in profiles.items()}
+    made_anew = {gpu: launching_anew(profile) for gpu, profile in profiles.items()}
     folders = {
         name: StepsFolder(reports / folder, (profiles if name == REPLAYING else made_anew)[folder.partition("/")[0]])
         for name, folder in MACHINES.items()
@@ -62,19 +61,10 @@ def compared(
         if folder.startswith(f"{H200}/steps/"):  # torch's estimates are of the plans, whichever of these ran them
             folders[name] = replace(folders[name], estimates=reports / ESTIMATES)
     if with_projected:
-        projected = _with_operators(project(h200, load_specs()[H100]), _operators_before())
+        projected = launching_anew(project(h200, load_specs()[H100]))
         folders[PROJECTED] = replace(folders["H100 SXM"], profile=projected)
     chosen = [replace(folder, is_wanted=partial(is_wanted, name)) for name, folder in folders.items()]
     return dict(zip(folders, compare_folders(chosen), strict=True))
-
-
-@cache
-def _operators_before() -> dict[str, float]:
-    return operators_of_machines(replayed=False)
-
-
-def _with_operators(profile: Profile, operators: dict[str, float]) -> Profile:
-    return profile if profile.host is None else replace(profile, host=replace(profile.host, triton=operators))
 
 
 def judged(by_machine: Mapping[str, Rows], is_wanted: Wanted = lambda machine, plan: True) -> dict[str, Rows]:

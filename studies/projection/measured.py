@@ -38,6 +38,7 @@ from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.compare_steps import compare, read_steps, step_folders
 from studies.command import parser_of
 from studies.projection import ahead as projection_ahead
+from studies.shipped.hosts import launching_anew
 
 AHEAD, TODAY = "ahead", "today"
 STAGES = (AHEAD, TODAY)
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{out / projection_ahead.FILE} does not exist: nothing was said ahead; `python -m "
             f"studies.projection.ahead {given.gpu}` writes it, before the card is measured"
         )
-    profile = projection(given.gpu)
+    profile = launching_anew(projection(given.gpu))  # as the card's steps ran
     card = read_card(given.reports / given.gpu, profile)
     ahead = by_id(projection_ahead.read(out / projection_ahead.FILE))
     rows = judge(card.numbers, {AHEAD: ahead, TODAY: by_id(today(profile, card))})

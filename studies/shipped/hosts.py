@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import cast
@@ -19,6 +20,7 @@ from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.fit.host import OPERATORS, operator_costs
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine, default_host
+from flopcast.roofline.gpu.profile.profile import Profile
 from studies.command import parser_of
 from studies.compiled.host import with_compiled
 
@@ -65,6 +67,17 @@ def operators_of_machines(*, replayed: bool = True, reports: Path = REPORTS) -> 
         for name, seconds in operator_costs(cast(list[FitRow], rows)).items():
             found[name][machine_of(folder)].append(seconds)
     return {name: _mean([_mean(own) for own in machines.values()]) for name, machines in sorted(found.items())}
+
+
+@cache
+def _before_replay() -> dict[str, float]:
+    return operators_of_machines(replayed=False)
+
+
+def launching_anew(profile: Profile) -> Profile:
+    """The profile with what Triton's operators cost the host while each call made its launches anew: of steps that ran
+    so."""
+    return profile if profile.host is None else replace(profile, host=replace(profile.host, triton=_before_replay()))
 
 
 def _is_wanted(row: Row, replayed: bool) -> bool:
