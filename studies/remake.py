@@ -23,6 +23,7 @@ from studies.command import parser_of
 from studies.imports import ROOT
 
 H200 = "reports/nvidia-h200"
+H100 = "reports/nvidia-h100-sxm"
 COMPILED = f"{H200}/compiled-steps"
 
 
@@ -52,8 +53,11 @@ PAGES = (
     Page.of(
         "studies.compiled.validation",
         f"{H200}/compiled-validation/README.md",
-        f"{H200}/compiled-validation/compile/validation.csv",
-        f"{H200}/compiled-validation/compile-graphs/validation.csv",
+        f"{H200}/compiled-validation/compile.csv",
+        f"{H200}/compiled-validation/compile-graphs.csv",
+        f"{H100}/compiled-validation/README.md",
+        f"{H100}/compiled-validation/compile.csv",
+        f"{H100}/compiled-validation/compile-graphs.csv",
     ),
     Page.of(f"studies.links.again --out {H200}/links/again.md", f"{H200}/links/again.md"),
     Page.of("studies.parallel.timeline --out reports/parallel/timeline.md", "reports/parallel/timeline.md"),

@@ -116,7 +116,8 @@ class Answer:
             for axis, padded in sizes.items()
             if padded
         )
-        words = f"inductor pads products to whole rows of 16 bytes where it finds them faster so ({told})"
+        words = "inductor pads products to whole rows of 16 bytes where it finds them faster so, timing both "
+        words += f"while it compiles ({told})"
         values = {(one.axis, one.value) for one in found}
         losing = [p for each in self.penalties.values() for p in each if (p.axis, p.value) in values]
         if losing:

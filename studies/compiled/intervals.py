@@ -24,7 +24,7 @@ from studies.command import parser_of
 from studies.compiled.record import CASES, Case
 from studies.compiled.steps import GPU, Compared, parts_fitted
 from studies.compiled.steps import compared as compared_record
-from studies.compiled.validation import FOLDER, compared, kept_stream
+from studies.compiled.validation import compared, kept_stream
 from studies.shipped.intervals import estimate
 
 PARTLY_FORECAST = ("qwen3-moe-l2",)  # whose experts run outside of the graphs
@@ -35,7 +35,7 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--out", type=Path, default=COMPILED_FILE)
     given = parser.parse_args()
-    found = compiled_spreads(row for rows in compared(FOLDER, kept_stream).values() for row in rows)
+    found = compiled_spreads(row for rows in compared(GPU, kept_stream).values() for row in rows)
     given.out.write_text(json.dumps(asdict(found), indent=1) + "\n")
     print(given.out, json.dumps(asdict(found)))
 

@@ -1,4 +1,5 @@
-"""Compiled steps that ran on an H200, beside their forecasts: a worse law of kernels, memory or timeline fails here."""
+"""Compiled steps that ran on an H200 and on H100s, beside their forecasts: a worse law of kernels, memory or timeline
+fails here."""
 
 from __future__ import annotations
 
@@ -9,15 +10,21 @@ import pytest
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.compiled.validate import MODES
-from studies.compiled.validation import FOLDER, compared, is_judged, kept_stream, launched, report
+from studies.compiled.validation import FOLDERS, compared, is_judged, kept_stream, launched, report
 from studies.shipped.intervals import estimate
 
 Steps = dict[str, list[StepComparison]]
+H200, H100 = FOLDERS
 
 
 @pytest.fixture(scope="module")
 def steps() -> Steps:
-    return compared(FOLDER, kept_stream)
+    return compared(H200, kept_stream)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Steps:
+    return compared(H100, kept_stream)
 
 
 def errors(parts: list[Part]) -> list[float]:
@@ -76,15 +83,35 @@ def test_intervals_hold_what_they_say(steps: Steps) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_as_many_generated_kernels_are_launched_as_were_seen(mode: str) -> None:
-    found = launched(FOLDER, mode)
+    found = launched(H200, mode)
     assert len(found) >= 25
     off = {name: abs(told / seen - 1.0) for name, (told, seen) in found.items() if told != seen}
     assert len(off) <= 1
     assert max(off.values()) <= 0.04
 
 
-def test_the_page_is_what_the_measurements_give(steps: Steps) -> None:
-    assert (FOLDER / "README.md").read_text() == report(steps)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewhere: Steps, mode: str) -> None:
+    """Two H100s of two machines; products and attention are those of a profile of a third."""
+    rows = elsewhere[mode]
+    assert len(rows) == 12
+    device, generated = errors([row.device for row in rows]), errors([row.parts["generated"] for row in rows])
+    assert median(device) <= 0.013
+    assert max(device) <= 0.035
+    assert median(generated) <= 0.012
+    assert max(generated) <= 0.032
+    assert max(errors([row.peak for row in rows])) <= 0.005
+    bound_by_device = errors([row.profile_host_step for row in rows if not row.is_host_bound])
+    assert len(bound_by_device) >= 5
+    assert max(bound_by_device) <= 0.03
+    assert all(row.profile_host_step.is_within for row in rows)
+    assert median(row.device.interval_width or 0.0 for row in rows) <= 0.2
+    assert all(told == seen for told, seen in launched(H100, mode).values())
+
+
+@pytest.mark.parametrize("gpu", FOLDERS)
+def test_the_page_is_what_the_measurements_give(steps: Steps, elsewhere: Steps, gpu: str) -> None:
+    assert (FOLDERS[gpu] / "README.md").read_text() == report(gpu, steps if gpu == H200 else elsewhere)
 
 
 def test_the_spread_of_hosts_that_ships_is_what_the_steps_give(steps: Steps) -> None:
