@@ -12,8 +12,8 @@ from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.host import warm_value
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, plan_streams
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT
 from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.calls.counts import weighted
 from studies.calls.optimizers import HIGH, LOW, slope
 from studies.command import parser_of
 from studies.imports import ROOT
@@ -26,7 +26,7 @@ def main() -> None:
     seconds = {row["key"]: warm_value(cast(FitRow, row)) for row in records.read(ROWS).rows}
     plans = {plan.model: plan for plan in fine_tune_host_plans()}
     plain, recomputing = plans["qwen3-lora"], plans["qwen3-lora-checkpoint"]
-    calls = {plan.model: weighted(plan_streams(plan, "cuda")) for plan in (plain, recomputing)}
+    calls = {plan.model: of_a_layer(plan_streams(plan, "cuda")) for plan in (plain, recomputing)}
     own, hooked = (slope(seconds, plan, "forward") / calls[plan.model]["forward"] for plan in (plain, recomputing))
     backward = slope(seconds, plain, "backward") / calls[plain.model]["backward"]
     counts = calls[recomputing.model]
@@ -37,15 +37,15 @@ def main() -> None:
     print(f"a call that the backward recomputes: {again * 1e6:.1f} us, {again / own:.2f} of it")
 
 
-def weighted(streams: dict[int, Stream]) -> dict[str, float]:
+def of_a_layer(streams: dict[int, Stream]) -> dict[str, float]:
     """Calls that the deeper model makes more, views by their weight: of the forward, of the backward itself, and of
     what it recomputes."""
     found = dict.fromkeys(("forward", "backward", "recomputed"), 0.0)
     for depth, sign in ((HIGH, 1), (LOW, -1)):
         for op in streams[depth].ops:
             name = "recomputed" if op.is_recomputed else op.phase
-            if name in found and op.kind != "host":
-                found[name] += sign * (VIEW_WEIGHT if op.kind == "view" else 1.0)
+            if name in found:
+                found[name] += sign * weighted([op])
     return found
 
 

@@ -3,11 +3,12 @@
     python -m studies.calls.convolutions OUT.json      measures, on a GPU, in a process of its own
     python -m studies.calls.convolutions               what the committed processes say
 
-Stacks of two depths of each kind of layer, under autocast in bf16 as image models train, and tiny Qwen3s, whose calls
-calibrate a host. They take turns, on an idle device; what a layer costs is the slope from one depth to the other.
-OUT.json gets {"KIND/LAYOUT": {"forward", "backward"}: seconds per layer of each round}; `qwen3` is a layer of Qwen3.
-A convolution and a batch norm cost what stacks of them alone cost beyond the calls that are traced of them, in calls of
-a Qwen3's same phase; stacks of convolution, norm and ReLU are held out. `device_work.HEAVIER` are these.
+Stacks of two depths of each kind of layer, under autocast in bf16 as image models train, and tiny models of two depths:
+Qwen3, whose calls calibrate a host, ViT and GPT-2. They take turns, on an idle device; what a layer costs is the slope
+from one depth to the other. OUT.json gets {"KIND/LAYOUT" or MODEL: {"forward", "backward"}: seconds per layer of each
+round}. A convolution and a batch norm cost what stacks of them alone cost beyond the calls that are traced of them, in
+calls of a Qwen3's same phase: `device_work.HEAVIER`. Stacks of convolution, norm and ReLU are held out, and so are all
+rows of another machine (AGAIN) and the layers of whole models there.
 """
 
 from __future__ import annotations
@@ -16,26 +17,31 @@ import gc
 import json
 import time
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench import zoo
 from flopcast.microbench.recipe.settings import Recipe
-from flopcast.microbench.recipe.training_step import build
+from flopcast.microbench.recipe.training_step import build, build_module
 from flopcast.microbench.timing.timer import synchronise
-from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT
 from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.calls.counts import weighted
 from studies.command import parser_of
 from studies.imports import ROOT
 
 FOLDER = ROOT / "reports" / "nvidia-h200" / "images" / "host-calls"
+AGAIN = FOLDER / "again"  # three processes of another machine, to which nothing is fitted; with whole models
 LOW, HIGH = 4, 20
 CHANNELS, SIZE, IMAGES = 32, 8, 4
 ROUNDS, STEPS = 8, 5
@@ -53,6 +59,13 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "relu": lambda: [nn.ReLU()],
     "linear": lambda: [nn.Linear(SIZE, SIZE, bias=False)],
 }  # fmt: skip
+# Of a transformer for images: layers of one layout, and of whole models of two depths.
+TOKENS: dict[str, Callable[[], list[nn.Module]]] = {
+    "linear-bias": lambda: [nn.Linear(SIZE, SIZE)],
+    "layer-norm": lambda: [nn.LayerNorm(SIZE)],
+    "gelu": lambda: [nn.GELU()],
+    "linear-gelu": lambda: [nn.Linear(SIZE, SIZE), nn.GELU()],
+}
 
 
 def phases_of(forward: Callable[[], torch.Tensor], device: torch.device) -> tuple[float, float]:
@@ -72,7 +85,7 @@ def phases_of(forward: Callable[[], torch.Tensor], device: torch.device) -> tupl
 def stacked(kind: str, layout: str, depth: int, device: torch.device) -> tuple[nn.Module, torch.Tensor]:
     """Layers on top of each other, and a batch for them."""
     memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    layers = [layer for _ in range(depth) for layer in LAYERS[kind]()]
+    layers = [layer for _ in range(depth) for layer in (LAYERS | TOKENS)[kind]()]
     model = nn.Sequential(*layers).to(device)
     model = model.to(memory_format=memory)  # type: ignore[call-overload]  # torch's stubs lack this keyword alone
     images = torch.randn(IMAGES, CHANNELS, SIZE, SIZE, device=device).to(memory_format=memory)
@@ -91,18 +104,43 @@ def stack(kind: str, layout: str, depth: int, device: torch.device) -> Callable[
     return forward
 
 
-def qwen3(depth: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    step = build(make_config(width=256, depth=depth), device, Recipe(batch=4, seq=256))
-    return step.forward
+class Model(NamedTuple):
+    """A whole model by its depth: a forward that runs on a device, and the training step as it is traced."""
+
+    runs: Callable[[int, torch.device], Callable[[], torch.Tensor]]
+    traced: Callable[[int], Stream]
+
+
+def _of_config(config: Config, batch: int, seq: int) -> Model:
+    return Model(
+        lambda depth, device: build(with_depth(config, depth), device, Recipe(batch=batch, seq=seq)).forward,
+        lambda depth: get_stream(with_depth(config, depth), Run(batch=batch, seq=seq).traced_on("cuda")),
+    )
+
+
+def _vit(depth: int) -> zoo.ModuleAndBatch:
+    return zoo.vit_b16(batch=2, size=64, layers=depth, width=128)
+
+
+DEPTHS = (2, 6)
+MODELS = {
+    "qwen3": _of_config(make_config(width=256, depth=2), batch=4, seq=256),
+    "vit": Model(
+        lambda depth, device: build_module(*_vit(depth), device, Recipe()).forward,
+        lambda depth: module_stream(_vit(depth)[0], Run(), "cuda", batch=_vit(depth)[1]),
+    ),
+    "gpt2": _of_config(load_config("gpt2"), batch=1, seq=64),
+}
 
 
 def measured(device: torch.device) -> dict[str, dict[str, list[float]]]:
+    kinds = [(kind, layout) for kind in LAYERS for layout in ("nchw", "nhwc")] + [(kind, "nchw") for kind in TOKENS]
     made: dict[str, dict[int, Callable[[], torch.Tensor]]] = {
         f"{kind}/{layout}": {depth: stack(kind, layout, depth, device) for depth in (LOW, HIGH)}
-        for kind in LAYERS
-        for layout in ("nchw", "nhwc")
+        for kind, layout in kinds
     }
-    made["qwen3"] = {depth: qwen3(depth, device) for depth in (2, 6)}
+    for name, model in MODELS.items():
+        made[name] = {depth: model.runs(depth, device) for depth in DEPTHS}
     for own in made.values():
         for forward in own.values():
             for _ in range(3):
@@ -134,21 +172,30 @@ def traced_calls(kind: str, layout: str, phase: str) -> float:
 
 
 def calls_of(stream: Stream, phase: str) -> float:
-    ops = (op for op in stream.ops if op.phase == phase and op.kind != "host")
-    return sum(VIEW_WEIGHT if op.kind == "view" else 1.0 for op in ops)
+    return weighted(op for op in stream.ops if op.phase == phase)
 
 
-def beyond(kind: str, layout: str, phase: str) -> tuple[float, list[float]]:
+@cache
+def calls_of_layer(model: str, phase: str) -> float:
+    """Calls per layer of a whole model as traced."""
+    low, high = (calls_of(MODELS[model].traced(depth), phase) for depth in DEPTHS)
+    return (high - low) / (DEPTHS[1] - DEPTHS[0])
+
+
+def measured_calls(name: str, phase: str, folder: Path = FOLDER) -> list[float]:
+    """What a layer of a stack or of a model costs, in calls of a Qwen3's same phase, by process."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        told = json.loads(file.read_text())
+        call = median(told["qwen3"][phase]) / calls_of_layer("qwen3", phase)
+        found.append(median(told[name][phase]) / call)
+    return found
+
+
+def beyond(kind: str, layout: str, phase: str, folder: Path = FOLDER) -> tuple[float, list[float]]:
     """Calls of a layer beyond those that are traced, of the phase's own cost: those traced, and of each process."""
     traced = traced_calls(kind, layout, phase)
-    few, many = (get_stream(make_config(width=256, depth=depth), Run().traced_on("cuda")) for depth in (2, 6))
-    of_qwen3 = (calls_of(many, phase) - calls_of(few, phase)) / 4
-    found = []
-    for file in sorted(FOLDER.glob("*.json")):
-        told = json.loads(file.read_text())
-        call = median(told["qwen3"][phase]) / of_qwen3
-        found.append(median(told[f"{kind}/{layout}"][phase]) / call - traced)
-    return traced, found
+    return traced, [calls - traced for calls in measured_calls(f"{kind}/{layout}", phase, folder)]
 
 
 def fitted() -> dict[tuple[str, str, str], float]:
@@ -161,6 +208,11 @@ def fitted() -> dict[tuple[str, str, str], float]:
     }
 
 
+def again(layout: str, phase: str) -> list[float]:
+    """Calls of the stack that was held out, on the other machine."""
+    return measured_calls(f"conv-norm-relu/{layout}", phase, AGAIN)
+
+
 def tell() -> None:
     found = fitted()
     for (kind, layout, phase), calls in found.items():
@@ -171,8 +223,11 @@ def tell() -> None:
             own = traced + found["conv", layout, phase] + found["norm", layout, phase]
             print(
                 f"held out, conv-norm-relu, {layout}, {phase}: {traced:.1f} traced, {own:.1f} forecast, "
-                f"{traced + fmean(more):.1f} measured"
+                f"{traced + fmean(more):.1f} measured, {fmean(again(layout, phase)):.1f} on another machine"
             )
+    for name, phase in product(("vit", "gpt2"), ("forward", "backward")):
+        told = ", ".join(f"{calls:.1f}" for calls in measured_calls(name, phase, AGAIN))
+        print(f"a layer of {name}, {phase}: {calls_of_layer(name, phase):.1f} traced, {told} measured")
 
 
 def main() -> None:

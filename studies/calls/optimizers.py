@@ -13,8 +13,9 @@ from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.host import warm_value
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan, plan_streams
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT, default_host
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.calls.counts import weighted
 from studies.command import parser_of
 from studies.imports import ROOT
 from studies.markdown import table
@@ -32,12 +33,12 @@ def report() -> None:
     """Prints a row per model whose optimizer works on single tensors."""
     seconds = {row["key"]: warm_value(cast(FitRow, row)) for row in records.read(ROWS).rows}
     usual = host_plan("cuda")
-    forward = slope(seconds, usual, "forward") / weighted(usual, "forward")
+    forward = slope(seconds, usual, "forward") / on_single_tensors(usual, "forward")
     rows = []
     for plan in fine_tune_host_plans():
         if plan.finetune != "full":  # AdamW steps, and peft would be needed
             continue
-        calls = weighted(plan, "optimizer")
+        calls = on_single_tensors(plan, "optimizer")
         if calls and plan.row_key(LOW, "optimizer") in seconds:
             each = (slope(seconds, plan, "optimizer") - of_lists(plan)) / calls
             rows.append([plan.model, f"{calls:.0f}", f"{each * 1e6:.1f}", f"{each / forward:.2f}"])
@@ -49,12 +50,11 @@ def slope(seconds: dict[str, float], plan: HostPlan, phase: str) -> float:
     return seconds[plan.row_key(HIGH, phase)] - seconds[plan.row_key(LOW, phase)]
 
 
-def weighted(plan: HostPlan, phase: str) -> float:
+def on_single_tensors(plan: HostPlan, phase: str) -> float:
     """Calls on single tensors that the deeper model makes more, views by their weight."""
 
     def of(stream: Stream) -> float:
-        ops = [op for op in stream.ops if op.phase == phase and op.kind != "host" and '"ts"' not in op.args]
-        return sum(VIEW_WEIGHT if op.kind == "view" else 1.0 for op in ops)
+        return weighted(op for op in stream.ops if op.phase == phase and '"ts"' not in op.args)
 
     streams = plan_streams(plan, "cuda")
     return of(streams[HIGH]) - of(streams[LOW])

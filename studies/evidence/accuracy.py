@@ -42,11 +42,12 @@ from studies.evidence.kernels import Held, by_kind
 from studies.evidence.processes import judge
 from studies.evidence.steps import (
     EARLIER_TILES,
+    EIGHTH,
     H100,
     H200,
     MACHINES,
+    NINTH,
     PROJECTED,
-    REPLAYED_STEPS,
     REPLAYING,
     Rows,
     compared,
@@ -230,7 +231,7 @@ def is_of(recorded: Mapping[str, Any], plan: StepPlan) -> bool:
 
 def others(evidence: Evidence) -> str:
     """Device time and step beyond plain Qwen3, set by set, and other families one by one."""
-    names = ("H200, other kernels", REPLAYED_STEPS, EARLIER_TILES, "H200, other options", "H200, other families",
+    names = ("H200, other kernels", *REPLAYING.values(), EARLIER_TILES, "H200, other options", "H200, other families",
              "H100 SXM, other kernels")  # fmt: skip
     lines = [_line(name, evidence.sets[name]) for name in names]
     lines += [_line(f"- {short_name(row.label)}", [row]) for row in evidence.sets["H200, other families"]]
@@ -357,16 +358,18 @@ def launches(evidence: Evidence) -> str:
     anew, and those that replay them."""
     machines = {name: rows for name, rows in evidence.machines.items() if name.startswith("H200")}
     fused = {name: [row for row in rows if row.plan.fused != "none"] for name, rows in machines.items()}
-    before = [row for name, rows in fused.items() if name != REPLAYING for row in rows]
-    today = [row for row in fused.get(REPLAYING, ()) if row.is_host_bound]
+    before = [row for name, rows in fused.items() if name not in REPLAYING for row in rows]
+    today = {name: [row for row in fused.get(name, ()) if row.is_host_bound] for name in REPLAYING}
     made_anew = _range([_own(row).error for row in before if row.is_host_bound])
     by_device = _range([_own(row).error for row in before if not row.is_host_bound])
-    own, shipped = (_range([of(row).error for row in today]) for of in (_own, _shipped))
+    of_eighth, of_ninth = (_range([_own(row).error for row in today[name]]) for name in (EIGHTH, NINTH))
+    shipped = _range([_shipped(row).error for rows in today.values() for row in rows])
     return (
         f"Before launches were replayed steps of the fused kernels that their host bounds came out {made_anew}, by the "
         f"operators' costs as of then and the host of the run; those that the device bounds {by_device}. Since then "
-        f"those that the host bounds come out {own} by the host of the run, which was measured calling rope with one "
-        f"tensor for two weights, and {shipped} by the shipped one, which was not."
+        f"those that the host bounds come out {of_ninth} by the host of the run, and {shipped} by the shipped one. On "
+        f"the machine before, whose host was measured calling rope with one tensor for two weights, they come out "
+        f"{of_eighth} by the host of the run."
     )
 
 

@@ -23,13 +23,14 @@ from statistics import fmean, mean, median
 from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT, default_host
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.communication import calls_around
 from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.calls.counts import weighted
 from studies.command import parser_of
 from studies.parallel import phases
 from studies.parallel.measured import read
@@ -65,10 +66,7 @@ def tiny_stream(layout: str, depth: int) -> Stream:
 
 def calls_of_layer(layout: str, phase: str) -> float:
     """Calls of a layer, views by their weight."""
-    counts = [
-        sum(VIEW_WEIGHT if op.kind == "view" else 1.0 for op in tiny_stream(layout, depth).ops if op.phase == phase)
-        for depth in (LOW, HIGH)
-    ]
+    counts = [weighted(op for op in tiny_stream(layout, depth).ops if op.phase == phase) for depth in (LOW, HIGH)]
     return (counts[1] - counts[0]) / (HIGH - LOW)
 
 
