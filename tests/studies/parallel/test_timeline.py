@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
+from flopcast.roofline.step.priced_step import COMPILED_RANKS
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.steps import COMPILED, Kernel
-from studies.parallel.timeline import page, run_host, run_with, timed
+from studies.parallel.timeline import FOLDER, is_fitted, page, run_host, run_with, timed
 
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
@@ -44,3 +47,17 @@ def test_kernels_beside_a_collective_are_told_from_those_alone() -> None:
         return [Kernel("nvjet_a", 7, 0.0, 1.0), Kernel("nvjet_b", 7, 1.0, 1.0 + beside), *sent]
 
     assert overlap.slower([step(False), step(True)]) == {"matrix": 2.0}
+
+
+def test_the_warning_of_compiled_steps_says_what_the_table_shows() -> None:
+    shown = (FOLDER / "timeline.md").read_text().partition("## Compiled steps: shipped host")[2]
+    errors = {
+        step.name: abs(float(row.split("|")[5].strip().rstrip("%")))
+        for step in COMPILED
+        for row in shown.splitlines()
+        if row.startswith(f"| {step.name} |")
+    }
+    assert errors.keys() == {step.name for step in COMPILED}
+    judging = [errors[step.name] for step in COMPILED if not is_fitted(step)]
+    assert len(judging) == 6
+    assert f"by {median(judging):.0f}% at the median, by {max(judging):.0f}% at most" in COMPILED_RANKS
