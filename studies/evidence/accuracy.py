@@ -359,7 +359,7 @@ def launches(evidence: Evidence) -> str:
     machines = {name: rows for name, rows in evidence.machines.items() if name.startswith("H200")}
     fused = {name: [row for row in rows if row.plan.fused != "none"] for name, rows in machines.items()}
     before = [row for name, rows in fused.items() if name not in REPLAYING for row in rows]
-    today = {name: [row for row in fused.get(name, ()) if row.is_host_bound] for name in REPLAYING}
+    today = {name: [row for row in fused.get(name, ()) if row.is_host_bound] for name in (EIGHTH, NINTH)}
     made_anew = _range([_own(row).error for row in before if row.is_host_bound])
     by_device = _range([_own(row).error for row in before if not row.is_host_bound])
     of_eighth, of_ninth = (_range([_own(row).error for row in today[name]]) for name in (EIGHTH, NINTH))
