@@ -21,7 +21,7 @@ def in_subprocess(arguments: list[str], **environment: str) -> str:
     """Standard output of `python arguments`; if it fails, so does the test, with all its output."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
+        env={**os.environ, **environment},
         cwd=HERE.parent.parent,
         capture_output=True,
         text=True,
