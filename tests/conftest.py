@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Read when torch or OpenBLAS are first imported. The tensors are small: more threads only contend, and the processes
-# that run tests side by side share the cores. On two cores one thread each takes a tenth less time than two each.
+# that run tests side by side share the cores: on two cores one thread each.
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(2, (os.cpu_count() or 1) // WORKERS))))
 os.environ["HF_HUB_OFFLINE"] = "1"  # a model comes from its config, never from the hub
