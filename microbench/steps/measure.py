@@ -183,8 +183,8 @@ def seconds_alone(spans: Iterable[tuple[int, int, int]]) -> list[float]:
     """Returns the seconds of kernels from when the one before them on their CUDA stream was done, given (stream, start,
     end) in nanoseconds, by their start.
 
-    A kernel that is launched before the one before it has ended (programmatic dependent launch, as Triton's products
-    and attention) is resident and waits, which a profiler counts as its time: of Qwen3 1,024 wide gradients of inputs
+    A kernel that is launched before the one before it has ended (programmatic dependent launch, as Triton's
+    products) is resident and waits, which a profiler counts as its time: of Qwen3 1,024 wide gradients of inputs
     were recorded at twice what they take, since the weights' gradient before them counted twice."""
     done: dict[int, int] = {}
     found = []

@@ -122,13 +122,15 @@ def _vit(depth: int) -> zoo.ModuleAndBatch:
     return zoo.vit_b16(batch=2, size=64, layers=depth, width=128)
 
 
+def _vit_traced(depth: int) -> Stream:
+    model, batch = _vit(depth)
+    return module_stream(model, Run(), "cuda", batch=batch)
+
+
 DEPTHS = (2, 6)
 MODELS = {
     "qwen3": _of_config(make_config(width=256, depth=2), batch=4, seq=256),
-    "vit": Model(
-        lambda depth, device: build_module(*_vit(depth), device, Recipe()).forward,
-        lambda depth: module_stream(_vit(depth)[0], Run(), "cuda", batch=_vit(depth)[1]),
-    ),
+    "vit": Model(lambda depth, device: build_module(*_vit(depth), device, Recipe()).forward, _vit_traced),
     "gpt2": _of_config(load_config("gpt2"), batch=1, seq=64),
 }
 
@@ -192,10 +194,10 @@ def measured_calls(name: str, phase: str, folder: Path = FOLDER) -> list[float]:
     return found
 
 
-def beyond(kind: str, layout: str, phase: str, folder: Path = FOLDER) -> tuple[float, list[float]]:
+def beyond(kind: str, layout: str, phase: str) -> tuple[float, list[float]]:
     """Calls of a layer beyond those that are traced, of the phase's own cost: those traced, and of each process."""
     traced = traced_calls(kind, layout, phase)
-    return traced, [calls - traced for calls in measured_calls(f"{kind}/{layout}", phase, folder)]
+    return traced, [calls - traced for calls in measured_calls(f"{kind}/{layout}", phase)]
 
 
 def fitted() -> dict[tuple[str, str, str], float]:

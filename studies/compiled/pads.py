@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch._inductor.fx_passes import pad_mm
 
-from flopcast.microbench.recipe.compiling import FIRST_STEPS
-from flopcast.microbench.recipe.settings import Recipe
-from flopcast.microbench.recipe.training_step import build
 from flopcast.microbench.steps import measure
-from flopcast.microbench.steps.gpu_alone import graphs_alone
+from flopcast.microbench.steps.build import build_plan
+from flopcast.microbench.steps.gpu_alone import first_steps
 from studies.command import parser_of
 from studies.compiled.validate import MODES, plans_of
 
@@ -42,16 +40,10 @@ def main() -> None:
     parser.add_argument("--mode", default=MODES[0], choices=MODES)
     given = parser.parse_args()
     (plan,) = plans_of(given.mode, CASE)
-    assert plan.config is not None
     bare = bare_microseconds()
     choices = told_choices()
-    torch.manual_seed(0)
-    step = build(plan.config, "cuda", Recipe(batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer))
-    compiled: Any = torch.compile(step.model, mode=None if given.mode == "compile" else "reduce-overhead")
-    step.model = compiled
-    with graphs_alone("cuda"):
-        for _ in range(FIRST_STEPS):
-            step.run()
+    step = build_plan(plan, torch.device("cuda"))
+    first_steps(step)
     kernels = [measure.profile_kernels(step) for _ in range(2)][-1]
     found = {
         "name": given.name, "mode": given.mode, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
