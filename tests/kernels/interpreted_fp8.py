@@ -14,7 +14,10 @@ SMALL = F8.Fp8Config(32, 16, 16, num_warps=4)
 @pytest.mark.parametrize(("m", "n", "k"), [(32, 16, 16), (37, 48, 80), (1, 16, 32)])
 def test_agrees_with_fp32_of_the_same_operands(per_row: bool, m: int, n: int, k: int) -> None:
     generator = torch.Generator().manual_seed(m)
-    a, b = (torch.randn(size, generator=generator) * torch.rand(size[0], 1) for size in ((m, k), (n, k)))
+    a, b = (
+        torch.randn(size, generator=generator) * torch.rand(size[0], 1, generator=generator)
+        for size in ((m, k), (n, k))
+    )
     operands = [*F8.quantised(a, per_row), *F8.quantised(b, per_row)]
     a8, scale_a, b8, scale_b = operands
     out = F8.forward(a8, b8, scale_a, scale_b, config=SMALL)
