@@ -88,4 +88,5 @@ def _read(answer: str, code: int, told: str) -> OutputCode:
         breaks=tuple(Break(**one) for one in found["breaks"]), waits=tuple(found["waits"]),
         outside=found["outside"], torch=found["torch"], triton=found["triton"],
         waited_after=tuple(found["waited_after"]), recorded=found["recorded"],
+        unsure_pads=tuple((m, k, n) for m, k, n in found["unsure_pads"]),
     )  # fmt: skip

@@ -59,7 +59,8 @@ class OutputCode:
     `waited_after`: of each such wait, how many of `calls` came before it.
     `outside`: operators that run on the GPU outside of the graphs, by name, with their number. `recorded`: one rank's
     step of several GPUs, one that compiles itself, or a whole one, as `op_stream.to_json` has it, with what is outside
-    of its graphs."""
+    of its graphs. `unsure_pads`: (m, k, n) of products that inductor pads only where the host launches quickly, once
+    each."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]
@@ -71,6 +72,7 @@ class OutputCode:
     triton: str
     waited_after: tuple[int, ...] = ()
     recorded: Mapping[str, Any] | None = None
+    unsure_pads: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def text(self) -> str:

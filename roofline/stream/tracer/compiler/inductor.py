@@ -42,13 +42,15 @@ class Kept:
     calls: list[int] = field(default_factory=list)
     is_running: bool = False  # whether a graph runs
     shares: bool = False
+    # m, k, n of products that are padded as a quick host would
+    unsure: list[tuple[int, int, int]] = field(default_factory=list)
     known: dict[str, Any] = field(default_factory=dict)  # what was compiled, by the key of inductor's cache
     # who is to run a graph, given its number, its inputs and what makes its results of them
     run: Callable[[int, list[Any], Callable[[Any], list[Any]]], list[Any]] = lambda _number, inputs, make: make(inputs)
 
     def forget(self) -> None:
         """Begins anew, for another step."""
-        for held in (self.graphs, self.calls, self.known):
+        for held in (self.graphs, self.calls, self.unsure, self.known):
             held.clear()
 
 
@@ -81,7 +83,7 @@ def keep_code(card: Card) -> Kept:
     # captures what runs, which nothing does; graphs are generated for capture all the same
     for name in ("cudagraph_post_compile", "cudagraph_partition_post_compile"):
         setattr(output_code, name, lambda *_, **__: None)
-    pad_mm._should_pad = rule_for(card)  # type: ignore[assignment]
+    pad_mm._should_pad = rule_for(card, kept.unsure.append)  # type: ignore[assignment]
     folder, uniform = constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder
     folder.run = _on_host(folder.run)  # type: ignore[method-assign]
     uniform.__init__ = _on_host(uniform.__init__)  # type: ignore[method-assign]

@@ -106,6 +106,7 @@ class Compiler:
             waits=tuple(dict.fromkeys(_short(line) for line, _ in waits if line)),
             waited_after=tuple(calls for _, calls in waits) if recorded is None else (), outside=dict(outside),
             torch=torch.__version__, triton=self.triton, recorded=recorded,
+            unsure_pads=tuple(dict.fromkeys(kept.unsure)),
         )  # fmt: skip
 
 

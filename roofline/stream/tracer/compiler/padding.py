@@ -23,11 +23,15 @@ _UNALIGNED, _ALIGNED = 7.5, 1.45
 # of GPT-2's products at widths of 512 and 768 an H200's steps padded.
 _TRANSPOSED = 8.0
 _GAIN = 1.1  # that inductor asks for (`is_padded_faster`)
+# A product that takes this long or longer is padded whatever the host: one of 209 us was left as it is by a slow one,
+# those of 7,982 us and more were padded by it too (reports/nvidia-h100-sxm/pads.json).
+_SURE = 220e-6
 _BALANCE = 0.5  # of the machine's FLOPs per byte, below which it does not try (`is_mm_compute_bound`)
 
 
-def rule_for(card: Card) -> Callable[..., bool]:
-    """Makes inductor's `_should_pad` for a GPU."""
+def rule_for(card: Card, unsure: Callable[[tuple[int, int, int]], None] = lambda _: None) -> Callable[..., bool]:
+    """Makes inductor's `_should_pad` for a GPU. `unsure` is told m, k and n of products that are padded here and that a
+    slow host would leave as they are: inductor times them with what the host takes to launch them."""
 
     def seconds(flops: float, elements: float, size: int) -> float:
         return max(flops / card.flops_per_second, elements * size / card.bytes_per_second)
@@ -52,6 +56,10 @@ def rule_for(card: Card) -> Callable[..., bool]:
             if more and not pad_mm.should_exclude_padding_time(match, name):
                 copied = seconds(0, times * made + operand.numel(), size)
                 padded += copied * (1.0 if operand.is_contiguous() else _TRANSPOSED)
-        return as_it_is > _GAIN * padded
+        if as_it_is <= _GAIN * padded:
+            return False
+        if as_it_is < _SURE:
+            unsure((m, k, n))
+        return True
 
     return should_pad

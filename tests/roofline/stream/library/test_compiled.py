@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,18 @@ def text_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         OutputCode, "text", property(lambda code: "\n".join(f"# ---- graph {part}" for part in code.graphs))
     )
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, **told: Any) -> None:
+    """Lets the compiler say so of its code."""
+    patched = code.compiling
+
+    @contextmanager
+    def compiling(one: Asked) -> Iterator[Callable[[], OutputCode]]:
+        with patched(one) as result:
+            yield lambda: replace(result(), **told)
+
+    monkeypatch.setattr(code, "compiling", compiling)
 
 
 def launches(stream: Stream) -> int:
@@ -157,18 +170,10 @@ def test_eager_streams_keep_their_names_and_compiled_ones_have_a_chip() -> None:
 def test_work_outside_of_the_graphs_is_told_and_products_are_recorded_with_it(
     compilers: list[Asked], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    patched = code.compiling
 
     def outside(**operators: int) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "-".join(operators)))  # what was compiled is kept
-
-        @contextmanager
-        def compiling(one: Asked) -> Iterator[Callable[[], OutputCode]]:
-            with patched(one) as result:
-                names = {f"aten.{name}": count for name, count in operators.items()}
-                yield lambda: replace(result(), outside=names)
-
-        monkeypatch.setattr(code, "compiling", compiling)
+        answer(monkeypatch, outside={f"aten.{name}": count for name, count in operators.items()})
 
     outside(mm=2, ones_like=1)
     one = get_stream(CONFIG, compiled.as_eager(RUN.traced_on(H200)))
@@ -185,3 +190,12 @@ def test_work_outside_of_the_graphs_is_told_and_products_are_recorded_with_it(
     assert get_stream(CONFIG, RUN.traced_on(H200)).meta["notes"] == [
         "outside of the compiled graphs, and not in the forecast: 2 aten.mean"
     ]
+
+
+def test_paddings_that_a_slow_host_would_not_choose_are_told(
+    compilers: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, unsure_pads=((4096, 1023, 1024), (1023, 4096, 1024), (4096, 3069, 1023)))
+    (note,) = get_stream(CONFIG, RUN.traced_on(H200)).meta["notes"]
+    assert note.startswith("whether inductor pads a product of 4,096 x 1,023 x 1,024 (and of 2 other sizes) depends on")
+    assert len(compilers) == 2

@@ -64,7 +64,8 @@ def test_paddings_are_those_that_an_idle_h200_chose(monkeypatch: pytest.MonkeyPa
     """Products of eight models of odd widths that inductor timed on an H200 with nothing beside it. Of two it found the
     padded form slower, at 92 and 102 us, where all others of their sizes take 15 to 20: a slow measurement."""
     monkeypatch.setattr(pad_mm, "should_exclude_padding_time", lambda match, name: match[name] == "True")
-    rule = rule_for(Card.of(find_profile("nvidia-h200").device))
+    unsure: list[tuple[int, int, int]] = []
+    rule = rule_for(Card.of(find_profile("nvidia-h200").device), unsure.append)
     with (REPORTS / "nvidia-h200" / "compiled-steps" / "pads.csv").open() as file:
         rows = list(csv.DictReader(file))
     wrong = []
@@ -77,4 +78,7 @@ def test_paddings_are_those_that_an_idle_h200_chose(monkeypatch: pytest.MonkeyPa
         if rule({"mat1": row["made1"], "mat2": row["made2"]}, *operands, None) != (row["padded"] == "True"):
             wrong.append((row["case"], m, k, n))
     assert len(rows) == 93
+    # those that a slow host left as they are, and none of a vocabulary
+    assert (4096, 1023, 1024) in unsure
+    assert all(max(sizes) < 32_000 for sizes in unsure)
     assert wrong == [("w769 8x512", 4096, 1024, 769), ("w769 8x512", 1024, 4096, 769)]
