@@ -149,15 +149,15 @@ def check_settings(rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
 def start(rank: int, world: int, local: int, backend: str) -> tuple[torch.device, Any]:
     """Joins the processes; this one's device, and the group of all processors. The launcher's variables say where."""
     device = torch.device("cpu")
-    options: dict[str, Any] = {}
     check_address(os.environ)
     if backend == "nccl":
         device = torch.device("cuda", local % torch.cuda.device_count())  # srun may show each process its own alone
         torch.cuda.set_device(device)
-        options["device_id"] = device
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
-    dist.init_process_group(backend, rank=rank, world_size=world, timeout=PATIENCE, **options)
+    # Not bound to the device (`device_id`): NCCL would then make a group by dividing the first one, for which its
+    # members wait at once, while torch 2.11 lets the others go on to the next group: of four GPUs two waited for ever.
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=PATIENCE)
     return device, dist.new_group(backend="gloo", timeout=PATIENCE)
 
 

@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               the first ones
     ... --steps larger                                                      those that the device bounds
     ... --steps compiled                                                    compiled ones
+    torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
+    ... --stages times                                                      without their kernels
 
 All steps are timed first, since a process that has used the profiler launches slower ever after; then each is built
 again and profiled. OUT gets NAME.rankN.json.gz per step and rank, of the fields of `Measured`, written anew as each
@@ -18,6 +20,7 @@ import gzip
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from studies.command import parser_of
 from studies.parallel.record import group_of
 
 ROUNDS = 3
+STAGES = ("times", "kernels")
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,29 @@ COMPILED = (
     Step("qwen3-1.7b", "fsdp={n}", 8, 1024, mode="compile"),
 )
 
-GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED}
-ALL = (*STEPS, *LARGER, *COMPILED)
+# Over four GPUs, chosen before any of them was forecast.
+FOUR = (
+    Step("qwen3-0.6b", "ddp=4", 8, 1024),
+    Step("qwen3-0.6b", "fsdp=4", 16, 1024),
+    Step("llama-3.2-1b", "zero1=4", 8, 1024),
+    Step("gpt2", "zero2=4", 16, 1024),
+    Step("qwen3-8b-d6", "fsdp=4", 4, 2048),
+    Step("qwen3-1.7b", "ddp=4", 4, 2048),
+    Step("llama-3.2-1b", "fsdp=4", 4, 2048, accumulate=2),
+    Step("qwen3-0.6b", "ddp=4", 4, 1024),
+    Step("qwen3-0.6b", "fsdp=4", 4, 1024),
+    Step("gpt2", "ddp=4", 16, 1024, accumulate=2),
+    Step("qwen3-8b-d6", "tp=4", 8, 2048),
+    Step("llama-3.2-1b", "hsdp=2x2", 8, 2048),
+    Step("llama-3.2-1b", "pp=4", 2, 2048, accumulate=8),
+    Step("qwen3-8b-d6", "tp=2,fsdp=2", 8, 2048),
+    Step("qwen3-moe", "ep=4", 8, 2048),
+    Step("llama-3.2-1b", "cp=4", 2, 8192),
+    Step("qwen3-1.7b", "pp=2,fsdp=2", 4, 1024, accumulate=4),
+)
+
+GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED, "four": FOUR}
+ALL = (*STEPS, *LARGER, *COMPILED, *FOUR)
 
 
 def built(step: Step) -> ParallelStep | PipelineStep:
@@ -210,10 +235,10 @@ def _attempt(step: Step, path: Path, stage: str) -> None:
         save(replace(known, kernels=profile_rank(built(step))), path)
 
 
-def run_all(out: Path, steps: list[Step]) -> int:
+def run_all(out: Path, steps: list[Step], stages: Sequence[str] = STAGES) -> int:
     """Returns how many failed; a failure is told and ends no other step."""
     failed = 0
-    for stage in ("times", "kernels"):
+    for stage in stages:
         for step in steps:
             start = time.perf_counter()
             try:
@@ -229,21 +254,23 @@ def run_all(out: Path, steps: list[Step]) -> int:
     return failed
 
 
-def options_of(parser: argparse.ArgumentParser) -> tuple[Path, list[Step]]:
+def options_of(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Step]]:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="kinds of layout, with commas between")
     parser.add_argument("--steps", choices=tuple(GROUPS), default="first")
     options = parser.parse_args()
     steps = GROUPS[options.steps]
     wanted = options.only.split(",") if options.only else []
-    return options.out, [step for step in steps if not wanted or step.layout.partition("=")[0] in wanted]
+    return options, [step for step in steps if not wanted or step.layout.partition("=")[0] in wanted]
 
 
 def main() -> None:
-    out, steps = options_of(parser_of(__spec__, __doc__))
-    out.mkdir(parents=True, exist_ok=True)
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    options, steps = options_of(parser)
+    options.out.mkdir(parents=True, exist_ok=True)
     with group_of("cuda"):
-        failed = run_all(out, steps)
+        failed = run_all(options.out, steps, options.stages)
     sys.exit(1 if failed else 0)
 
 
