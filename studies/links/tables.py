@@ -53,7 +53,8 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def measured_rows() -> list[Row]:
-    """All rows of the links that ship as they were measured, of each as "GPU, measured"."""
+    """All rows of the links that ship as they were measured, of each as "GPU, measured" for two GPUs, and as "4 GPU,
+    measured" for more."""
     rows = []
     for path in sorted(SHIPPED.glob("*.json")):
         profile = LinkProfile.load(path)
@@ -61,7 +62,8 @@ def measured_rows() -> list[Row]:
         for point in profile.points:
             group = Group(point.gpus, link, nvls=profile.nvls, nccl=version)
             asked = Collective(point.kind, point.bytes, group)
-            rows.append(Row(f"{profile.gpu}, measured", asked, point.seconds, point.dtype, "graph"))
+            name = profile.gpu if point.gpus == 2 else f"{point.gpus} {profile.gpu}"
+            rows.append(Row(f"{name}, measured", asked, point.seconds, point.dtype, "graph"))
     return rows
 
 

@@ -3,11 +3,11 @@ the host, and what entering a graph costs that DistributedDataParallel's buckets
 
     python -m studies.parallel.host
 
-Two hosts say it, each with two H200s. Of one, processes ran tiny models of two depths under each layout and without
+Three hosts say it, each with two H200s. Of two, processes ran tiny models of two depths under each layout and without
 one (`studies.parallel.phases`): by phase, seconds per layer beyond those of its calls, over the seconds of a call, sums
-over processes. Of the other, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
+over processes. Of another, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
 without such calls, over their number, with the host that the same run calibrated. A constant is the mean of the logs of
-both, divided over the phases as the tiny models say; of the optimizer and of ring attention the tiny models alone tell.
+all, divided over the phases as the tiny models say; of the optimizer and of ring attention the tiny models alone tell.
 
 Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
 measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
@@ -16,14 +16,15 @@ measured eagerly. The constants of `step.communication` and `device_work.PIECE_S
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import log, sqrt
-from statistics import fmean, mean, median
+from pathlib import Path
+from statistics import fmean, geometric_mean, mean, median, stdev
 from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.host import default_host
+from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.communication import calls_around
 from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
@@ -34,7 +35,7 @@ from studies.calls.counts import weighted
 from studies.command import parser_of
 from studies.parallel import phases
 from studies.parallel.measured import read
-from studies.parallel.timeline import GPU, is_fitted, run_host, run_of, stream_of
+from studies.parallel.timeline import GPU, HOST, is_fitted, run_of, stream_of
 
 PHASES = ("forward", "backward", "optimizer")
 LOW, HIGH = phases.DEPTHS
@@ -85,9 +86,10 @@ def lists(depth: int) -> list[Any]:
     return [op for op in ops if op.phase == "optimizer" and '"ts"' in op.args]
 
 
-def processes() -> list[Process]:
+def processes(file: Path) -> list[Process]:
+    """Those of one of `phases.FILES`, a host's."""
     found: dict[tuple[int, int], dict[tuple[str, str, int], float]] = defaultdict(dict)
-    for row in phases.read():
+    for row in phases.read(file):
         if "step" not in row and "phases" in row and row["mode"] == "eager":
             for phase in PHASES:
                 # the first step of a round follows a pause and is slower
@@ -105,22 +107,27 @@ def processes() -> list[Process]:
     ]
 
 
-def tiny_calls(layout: str, beside: str = "") -> dict[str, float]:
-    """Calls per layer beyond a layout's own, by phase, of the processes that ran it and the layout `beside`."""
+def tiny_calls(file: Path, layout: str, beside: str = "") -> dict[str, float]:
+    """Calls per layer beyond a layout's own, by phase, of a host's processes that ran it and the layout `beside`."""
     needed = [(name, "forward") for name in (layout, beside or layout)]
-    having = [one for one in processes() if all(name in one.per_layer for name in needed)]
+    having = [one for one in processes(file) if all(name in one.per_layer for name in needed)]
     call = sum(one.call() for one in having)
     found = {phase: sum(one.beyond(layout, phase) for one in having) / call for phase in PHASES}
     spread = [sum(one.beyond(layout, phase) for phase in PHASES) / one.call() for one in having]
     told = ", ".join(f"{value:.0f} in {phase}" for phase, value in found.items())
     least, most = min(spread), max(spread)
-    print(f"{layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
+    print(f"{file.name}, {layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
     return found
+
+
+def mean_of(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By phase, the mean of the logs."""
+    return {phase: geometric_mean(one[phase] for one in each) for phase in PHASES}
 
 
 def small_steps() -> dict[str, list[float]]:
     """Calls around each collective, or around each call, of the first host's steps."""
-    host = run_host()
+    host = HostCosts.load(HOST)
     call = host.seconds("forward", "launch")
     found: dict[str, list[Any]] = {"sharded": [], "divided": []}
     for step, ranks in read().items():
@@ -140,20 +147,23 @@ def small_steps() -> dict[str, list[float]]:
 def main() -> None:
     parser_of(__spec__, __doc__).parse_args()
     small = {name: calls / count for name, (calls, count) in small_steps().items()}
-    sharded, divided = tiny_calls("fsdp={n}"), tiny_calls("tp={n}")
-    beside, kept, ring = tiny_calls("fsdp={n}", RING), tiny_calls("zero2={n}", RING), tiny_calls(RING)
+    by_host = [tiny_calls(file, "fsdp={n}") for file in phases.FILES]
+    sharded, divided = mean_of(by_host), mean_of([tiny_calls(file, "tp={n}") for file in phases.FILES])
+    beside, kept, ring = (tiny_calls(phases.FILES[0], name, RING) for name in ("fsdp={n}", "zero2={n}", RING))
     # an FSDP layer has three collectives; a layer of tensor parallel so many calls in modules that it divides
     inside = {phase: places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
     share = min(kept["backward"] / beside["backward"], 1.0)  # the reduce-scatter's
     of_sharded = sharded["forward"] + sharded["backward"]
-    level = sqrt(small["sharded"] * 3 / of_sharded)
-    print(f"deviation of the log between hosts: {log(of_sharded / 3 / small['sharded']) / 2:.2f}")
+    weight = 1 / (len(phases.FILES) + 1)  # of the host that ran small steps
+    level = (small["sharded"] * 3 / of_sharded) ** weight
+    logs = [log(calls) for calls in (small["sharded"] * 3, *(one["forward"] + one["backward"] for one in by_host))]
+    print(f"deviation of the log between hosts: {stdev(logs):.2f}")
     print(f"sharded, calls a collective: {small['sharded']:.1f} of small steps, {of_sharded / 3:.1f} of tiny models")
     print(f"all-gather, forward: {sharded['forward'] * level:.1f}")
     print(f"all-gather, backward: {sharded['backward'] * (1 - share) * level:.1f}")
     print(f"reduce-scatter: {sharded['backward'] * share * level:.1f}")
     of_divided = (divided["forward"] + divided["backward"]) / sum(inside.values())
-    level = sqrt(small["divided"] / of_divided)
+    level = (small["divided"] / of_divided) ** weight
     print(f"divided, calls a call: {small['divided']:.2f} of small steps, {of_divided:.2f} of tiny models")
     for phase, count in inside.items():
         print(f"divided, {phase}: {divided[phase] / count * level:.2f}")
@@ -165,7 +175,8 @@ def main() -> None:
     deviations = [
         log(sum(one.beyond(layout, phase) for phase in PHASES) / one.call() / sum(found[phase] for phase in PHASES))
         for layout, found in (("fsdp={n}", sharded), ("tp={n}", divided))
-        for one in processes()
+        for file in phases.FILES
+        for one in processes(file)
     ]
     print(f"deviation of the log between processes: {sqrt(fmean(value**2 for value in deviations)):.2f}")
     compiled()

@@ -1,6 +1,7 @@
-"""The steps that two H200s ran (`studies.parallel.steps`), without their kernels: times and memory, a rank a row.
+"""The steps that H200s ran (`studies.parallel.steps`), without their kernels: times and memory, a rank a row.
 
-python -m studies.parallel.measured OUT          puts what OUT holds into reports/parallel/steps.csv
+python -m studies.parallel.measured OUT                puts what OUT holds into reports/parallel/steps.csv
+python -m studies.parallel.measured OUT --again        into steps-again.csv, of steps that another host ran again
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from studies.imports import ROOT
 from studies.parallel.steps import ALL, MODELS, Measured, Step, load
 
 FILE = ROOT / "reports" / "parallel" / "steps.csv"
+AGAIN = FILE.with_name("steps-again.csv")
 _SAME = ("rank", "ranks", "gpu", "torch", "nccl", "peak_bytes", "reserved_bytes", "used_bytes")
 _LISTS = ("step_seconds", "host_seconds")  # of rounds, with spaces between
 
@@ -51,12 +53,14 @@ def _measured(step: Step, row: dict[str, str]) -> Measured:
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
-    found = read() if FILE.is_file() else {}
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    out, file = options.out, AGAIN if options.again else FILE
+    found = read(file) if file.is_file() else {}
     for step in ALL:
         if paths := sorted(out.glob(f"{step.name}.rank*.json.gz")):
             found[step] = [load(path) for path in paths]
-    write(rank for step in ALL for rank in found.get(step, ()))
+    write((rank for step in ALL for rank in found.get(step, ())), file)
 
 
 if __name__ == "__main__":

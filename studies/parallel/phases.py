@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m studies.parallel.phases OUT
     ... --only none,fsdp,tp                    tiny models of these layouts alone: another draw of both processes
     ... --device cpu                           on processors, over gloo, to try it
-    python -m studies.parallel.phases OUT ... --keep                 puts launches into reports/parallel/phases.json.gz
+    python -m studies.parallel.phases OUT ... --keep NAME            puts launches on one host into a file of FILES
 
 First tiny models of two depths, whose host seconds per layer and layout tell what a layout's Python costs in forward,
 backward and optimizer; `none` is the same model that each rank runs for itself. Depths and layouts take turns, all
@@ -41,7 +41,8 @@ from studies.imports import ROOT
 from studies.parallel.record import group_of
 from studies.parallel.steps import LARGER, built
 
-FILE = ROOT / "reports" / "parallel" / "phases.json.gz"
+# What was kept, of a host each: of 25 November 2026, and of the 26th, which ran tiny models of four layouts alone.
+FILES = tuple(ROOT / "reports" / "parallel" / name for name in ("phases.json.gz", "phases-2.json.gz"))
 NONE = "none"
 LAYOUTS = (NONE, "ddp={n}", "zero1={n}", "fsdp={n}", "zero2={n}", "tp={n}", "cp={n},fsdp=1")
 COMPILED = (NONE, "ddp={n}", "fsdp={n}")
@@ -163,7 +164,7 @@ def measure_larger(keep: Callable[[dict[str, Any]], None]) -> None:
             torch.cuda.empty_cache()
 
 
-def keep_launches(folders: Sequence[Path], file: Path = FILE) -> None:
+def keep_launches(folders: Sequence[Path], file: Path) -> None:
     """Puts what launches wrote into one file, with the number of the launch and the rank in each row."""
     found = [
         {"launch": number, "rank": int(path.stem.removeprefix("rank")), **row}
@@ -174,7 +175,7 @@ def keep_launches(folders: Sequence[Path], file: Path = FILE) -> None:
     file.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
 
 
-def read(file: Path = FILE) -> list[dict[str, Any]]:
+def read(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))
     return found
 
@@ -184,10 +185,10 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--only", default="")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--keep", choices=[file.name for file in FILES])
     options = parser.parse_args()
     if options.keep:
-        keep_launches(options.out)
+        keep_launches(options.out, next(file for file in FILES if file.name == options.keep))
         return
     wanted = options.only.split(",") if options.only else []
     layouts = tuple(layout for layout in LAYOUTS if not wanted or layout.partition("=")[0] in wanted)

@@ -1,10 +1,12 @@
-"""Compares the steps that two H200s ran with their forecasts: the step, its interval, and what it is made of.
+"""Compares the steps that H200s ran with their forecasts: the step, its interval, and what it is made of.
 
     python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
-Reads the committed measurements: steps.csv (`studies.parallel.measured`), kernels.csv (`studies.parallel.overlap`),
-host.json and host-2.json, what `flopcast fit` made of the same machines' `bench --suite host`: of the first steps, and
-of the larger and the compiled ones. Every step is traced, which takes minutes.
+Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
+(`studies.parallel.overlap`), and host.json, host-2.json and host-4.json, what `flopcast fit` made of the same machines'
+`bench --suite host`: of the first steps, of the larger and the compiled ones, and of the larger ones again. Steps over
+four GPUs are forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every step is traced, which
+takes minutes.
 
 Eager steps of models of stock shapes (named w*) and compiled ones of Qwen3-0.6B are those that `studies.parallel.host`
 fits what Python spends around calls to; the device-bound ones of the former give `uncertainty.LANES_BEYOND`. The others
@@ -14,12 +16,14 @@ judge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
+from tempfile import mkdtemp
 
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.links.fit import fit_links
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.timeline import Shares
@@ -29,14 +33,15 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.command import parser_of
 from studies.imports import ROOT
+from studies.links.shipped import FOLDER as LINKS
 from studies.markdown import table
 from studies.parallel import overlap
-from studies.parallel.measured import read
+from studies.parallel.measured import AGAIN, FILE, read
 from studies.parallel.overlap import Spent
 from studies.parallel.steps import GROUPS, MODELS, Measured, Step
 
 FOLDER = ROOT / "reports" / "parallel"
-HOST, LATER_HOST = FOLDER / "host.json", FOLDER / "host-2.json"
+HOST, LATER_HOST, LAST_HOST = (FOLDER / name for name in ("host.json", "host-2.json", "host-4.json"))
 GPU = "nvidia-h200"
 
 
@@ -78,9 +83,36 @@ def stream_of(step: Step) -> Stream:
     return get_stream(MODELS[step.model], run_of(step).traced_on("cuda" if step.mode == "eager" else "cuda 9.0 132"))
 
 
-def run_host(group: str = "first") -> HostCosts:
-    """The host as the run of a group of steps calibrated it."""
-    return HostCosts.load(HOST if group == "first" else LATER_HOST)
+@dataclass(frozen=True)
+class Section:
+    """A group of steps as one run measured it. `host`: the file of the host as the run calibrated it. `by_two`: whether
+    they are forecast besides by the link as two GPUs alone tell it."""
+
+    title: str
+    host: Path | None = None
+    file: Path = FILE
+    by_two: bool = False
+
+    def forecasts(self) -> list[tuple[str, HostCosts, str]]:
+        """With what the steps are forecast: the words for it, a host and a link."""
+        found = [("shipped host", default_host(), "auto")]
+        if self.host is not None:
+            found.insert(0, ("host calibrated in the same run", HostCosts.load(self.host), "auto"))
+        if self.by_two:
+            link = Path(mkdtemp(prefix="flopcast-")) / "two.json"
+            fit_links(LINKS).save(link)
+            found.append(("shipped host, collectives by what two GPUs say", default_host(), str(link)))
+        return found
+
+
+SECTIONS = {
+    "first": Section("The first steps", HOST),
+    "divided": Section("Pipelines, divided sequences and experts"),
+    "larger": Section("Steps chosen to be bound by the device", LATER_HOST),
+    "larger again": Section("The same, on two other H200s", LAST_HOST, AGAIN),
+    "compiled": Section("Compiled steps", LATER_HOST),
+    "four": Section("Over four GPUs", by_two=True),
+}
 
 
 def run_with(step: Step) -> str:
@@ -98,27 +130,32 @@ def is_fitted(step: Step) -> bool:
     return step.model == "qwen3-0.6b" and step.accumulate == 1
 
 
-def timed(step: Step, ranks: Sequence[Measured], host: HostCosts) -> Timed:
-    priced = PricedStep(stream_of(step), run_of(step), find_profile(GPU), host)
+def timed(
+    step: Step, ranks: Sequence[Measured], host: HostCosts, link: str = "auto", spent: Sequence[Spent] = ()
+) -> Timed:
+    priced = PricedStep(stream_of(step), replace(run_of(step), link=link), find_profile(GPU), host)
     timeline = priced.timeline
     return Timed(
         step, is_fitted(step), median(median(rank.step_seconds) for rank in ranks),
-        mean(median(rank.host_seconds) for rank in ranks), [one for one in overlap.read() if one.step == step.name],
+        mean(median(rank.host_seconds) for rank in ranks), [one for one in spent if one.step == step.name],
         priced.interval, timeline.device_seconds, timeline.shares,
         sum(op.seconds for op in priced.ops if op.collective is not None), timeline.enqueue_seconds, priced.bound,
     )  # fmt: skip
 
 
-def timed_steps(host: HostCosts, only: Sequence[str] = (), group: str = "first") -> list[Timed]:
+def timed_steps(name: str, host: HostCosts, link: str = "auto", only: Sequence[str] = ()) -> list[Timed]:
+    """The steps of one of SECTIONS."""
+    section, group = SECTIONS[name], name.partition(" ")[0]
+    spent = overlap.read() if section.file == FILE else []
     return [
-        timed(step, ranks, host)
-        for step, ranks in read().items()
-        if run_with(step) == group and (not only or any(step.name.startswith(name) for name in only))
+        timed(step, ranks, host, link, spent)
+        for step, ranks in read(section.file).items()
+        if run_with(step) == group and (not only or any(step.name.startswith(one) for one in only))
     ]
 
 
 def page(found: Iterable[tuple[str, Sequence[Timed]]]) -> str:
-    parts = ["# Parallel steps on two H200s beside their forecasts", "", _WORDS, ""]
+    parts = ["# Parallel steps on two and four H200s beside their forecasts", "", _WORDS, ""]
     for host, steps in found:
         parts += [f"## {host}", "", table(_COLUMNS, [_row(one) for one in steps]), "", *_summary(steps), ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -172,33 +209,19 @@ def _summary(steps: Sequence[Timed]) -> list[str]:
     return lines
 
 
-_TITLES = {
-    "first": "The first steps",
-    "divided": "Pipelines, divided sequences and experts",
-    "larger": "Steps chosen to be bound by the device",
-    "compiled": "Compiled steps",
-}
-
-
-def _hosts(group: str) -> list[tuple[str, HostCosts]]:
-    """The hosts with which a group is forecast, with the words for them."""
-    shipped = ("shipped host", default_host())
-    return [shipped] if group == "divided" else [("host calibrated in the same run", run_host(group)), shipped]
-
-
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--only", default="")
-    parser.add_argument("--groups", default=",".join(_TITLES))
+    parser.add_argument("--groups", default=",".join(SECTIONS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     only = options.only.split(",") if options.only else []
     groups = options.groups.split(",")
     parts = [
-        (f"{title}: {told}", timed_steps(host, only, group))
-        for group, title in _TITLES.items()
-        if group in groups
-        for told, host in _hosts(group)
+        (f"{section.title}: {told}", timed_steps(name, host, link, only))
+        for name, section in SECTIONS.items()
+        if name in groups
+        for told, host, link in section.forecasts()
     ]
     text = page(parts)
     if options.out:

@@ -2,11 +2,11 @@
 
     python -m studies.shipped.added
 
-The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8` and of
-`studies.bitsandbytes_kernels`, in the folders reports/nvidia-h200/*/kernels*. A kind that the profile has not, of which
-they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are all kinds of TOLD_APART, of
-which those go that no row is of any more. All other kinds stay: what many cards measured is not moved by few rows of
-one.
+The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8`, of
+`studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/nvidia-h200/*/kernels*. A kind that
+the profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are
+all kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is
+not moved by few rows of one.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from studies.imports import ROOT
 
 REPORT = ROOT / "reports" / SOURCE
 TOLD_APART = ("cat", "conv")  # classes whose kinds are others than when the cards' profile was fitted
-# Of which the later rows are of sizes that the cards' are not: norms of images, and the class of what is rare.
-ELSEWHERE = ("native_batch_norm", "native_layer_norm", "other/")
+# Of which the later rows are of sizes that the cards' are not: norms of images, copies of activations, and the class of
+# what is rare.
+ELSEWHERE = ("native_batch_norm", "native_layer_norm", "clone|fp32>fp32|a>a", "clone|bf16>bf16|a>a", "other/")
 # Not taken: hot lists of tensors, of which the cards' profile has none, so that all others would be estimated by them.
 LEFT_OUT = ("optimizer", "hot")
 # Whose fills take a launch's time and no more: not taken where another suite has larger ones of the kind, since five of
 # 1.5 to 410 kB moved the forecast of a fill of 1.2 GB, known from one of 67 MB, from 2.3 to 2.6% too long.
 SMALL_FILLS = "images"
 LEAST = 2  # points of a surface: one tells no size from another
-SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes")
+SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes", "links")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
 
 

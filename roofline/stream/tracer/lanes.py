@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 # torch's operators that are more than ATen: collectives as c10d knows them, as DTensor asks for them, FSDP's copies.
 COLLECTIVES, FUNCTIONAL, COPIES = "c10d", "_c10d_functional", "fsdp"
 SENT = ("c10d::send", "c10d::recv_")
-_NO_WORK = ("_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default")
+_WAIT = "_c10d_functional.wait_tensor.default"
+_NO_WORK = (_WAIT, "_c10d_functional._wrap_tensor_autograd.default")
 
 
 def wraps(types: Iterable[type]) -> bool:
@@ -28,9 +30,15 @@ def wraps(types: Iterable[type]) -> bool:
 
 
 def is_bookkeeping(func: Any) -> bool:
-    """Whether a call only says that a collective is to be waited for. Who uses what it wrote waits (`Lanes.placed`);
-    eager code makes these calls then, and code on fake tensors, taken for a compiler's, at once."""
+    """Whether a call only says that a collective is to be waited for, or that it is waited for now (`is_wait`)."""
     return str(func) in _NO_WORK
+
+
+def is_wait(func: Any, tensor: Any) -> bool:
+    """Whether a call lets the current stream wait for the collective that wrote a tensor. Eager code makes it when the
+    tensor is used or its asker wants it at once; code on fake tensors, taken for a compiler's, always at once, so that
+    there who uses it waits (`Lanes.placed`), and whoever asks for it at once is known (`Lanes.awaiting`)."""
+    return str(func) == _WAIT and not isinstance(tensor, FakeTensor)
 
 
 def own_part(tensor: Any) -> Any:
@@ -104,6 +112,19 @@ class Lanes:
             self.wait(self.current, {lane: call})
         self._owed.clear()
 
+    def wait_for(self, storages: Iterable[int]) -> None:
+        """Lets the current lane wait for the collectives on these storages."""
+        for storage in self._owed.keys() & set(storages):
+            lane, call = self._owed.pop(storage)
+            self.wait(self.current, {lane: call})
+
+    @contextlib.contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """At the end of the context the current lane waits for the collectives that were asked for within it."""
+        before = dict(self._owed)
+        yield
+        self.wait_for([storage for storage, owed in self._owed.items() if owed != before.get(storage)])
+
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
         """Within the context what is sent and received runs as one kernel."""
@@ -129,9 +150,7 @@ class Lanes:
         asked for a collective on them has waited for it."""
         storages = set(storages)
         lane = self.current
-        for storage in self._owed.keys() & storages:
-            other, call = self._owed.pop(storage)
-            self.wait(lane, {other: call})
+        self.wait_for(storages)
         if kind in ("view", "host"):
             return lane, ()
         if is_asynchronous(func, args):

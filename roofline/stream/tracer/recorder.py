@@ -22,6 +22,7 @@ from flopcast.roofline.stream.tracer.lanes import (
     group_of,
     is_bookkeeping,
     is_launch,
+    is_wait,
     own_part,
     wraps,
 )
@@ -176,6 +177,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return COMPOSED[func](*args, **kwargs)
         if is_bookkeeping(func):
+            if self.lanes is not None and is_wait(func, args[0]):
+                self.lanes.wait_for([self._storage(args[0])])
             result = func(*args, **kwargs)
             return result if wraps((type(result),)) else args[0]  # a fake one is a copy
         check_call(func)

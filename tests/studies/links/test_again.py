@@ -1,20 +1,41 @@
-"""The shipped link holds for collectives that two other H200s ran on another day."""
+"""The shipped link holds for collectives that other H200s ran, and what two say of four is as wrong as the page says."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 
-from studies.links.again import FILE, LARGE, judged, page
+import pytest
+
+from flopcast.roofline.gpu.links.profile import LinkProfile
+from studies.links.again import FILE, LARGE, OF_FOUR, by_two, judged, page
+from studies.links.shipped import FILE as SHIPPED
+from studies.links.shipped import shipped
 
 
-def test_the_link_is_that_of_another_day() -> None:
-    found = judged()
+@pytest.mark.parametrize(("file", "worst"), [(FILE, 0.07), (OF_FOUR, 0.04)])
+def test_the_link_is_that_of_other_days_and_hosts(file: Path, worst: float) -> None:
+    found = judged(file)
     large = [abs(one.error) for one in found if one.bytes >= LARGE]
     assert len(large) == 132
     assert median(large) < 0.01
-    assert max(large) < 0.07
+    assert max(large) < worst
     assert median(abs(one.error) for one in found if one.bytes < LARGE) < 0.02
 
 
+def test_what_two_say_of_four_is_within_a_tenth_at_the_median() -> None:
+    found = [one for one in judged(OF_FOUR, 4, by_two()) if one.bytes >= LARGE]
+    assert len(found) == 132
+    assert median(abs(one.error) for one in found) < 0.08
+    assert max(abs(one.error) for one in found) < 0.55
+    assert sum(one.is_within for one in found) >= 112
+
+
 def test_the_page_is_of_these_rows() -> None:
-    assert FILE.parents[1].joinpath("again.md").read_text(encoding="utf-8") == page(judged())
+    assert FILE.parents[1].joinpath("again.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_shipped_link_is_made_of_both_hosts() -> None:
+    made, ships = shipped(), LinkProfile.load(SHIPPED)
+    assert ships.measured_gpus() == [2, 4]
+    assert made == ships

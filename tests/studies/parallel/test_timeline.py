@@ -6,11 +6,12 @@ from statistics import median
 
 import pytest
 
+from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.priced_step import COMPILED_RANKS
 from studies.parallel import overlap
 from studies.parallel.measured import read
 from studies.parallel.steps import COMPILED, Kernel
-from studies.parallel.timeline import FOLDER, is_fitted, page, run_host, run_with, timed
+from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
 # The quickest to trace; the last is bound by the host.
 BOUNDS = {
@@ -25,7 +26,9 @@ BOUNDS = {
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_step_is_as_long_as_forecast(name: str) -> None:
     step, ranks = next((step, ranks) for step, ranks in read().items() if step.name == name)
-    found = timed(step, ranks, run_host(run_with(step)))
+    host = SECTIONS[run_with(step)].host
+    assert host is not None
+    found = timed(step, ranks, HostCosts.load(host))
     assert abs(found.error) < BOUNDS[name]
     assert found.is_within
     assert name in page([("host", [found])])

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.lanes import Lanes
-from flopcast.roofline.stream.tracer.recorder import Recorder
+from flopcast.roofline.stream.tracer.recorder import COMPOSED, Recorder
 
 
 @contextlib.contextmanager
@@ -189,7 +189,39 @@ def followed_streams() -> Iterator[Lanes]:
                 if hasattr(owner, name):
                     stack.enter_context(replaced(owner, name, answer))
         stack.enter_context(followed_sends(lanes))
+        stack.enter_context(_awaited_parts(lanes))
         yield lanes
+
+
+# torch's modules that know the function by which DTensors are divided otherwise.
+_WHO_DIVIDE = ("_redistribute", "_api", "_dispatch")
+
+
+@contextlib.contextmanager
+def _awaited_parts(lanes: Lanes) -> Iterator[None]:
+    """Within the context who divides tensors otherwise waits for the collectives of it at once, as DTensor does unless
+    it is asked not to: the sums of what layers of tensor parallel give back in the backward hide behind nothing."""
+    modules: list[Any] = [importlib.import_module(f"torch.distributed.tensor.{name}") for name in _WHO_DIVIDE]
+    own = modules[0].redistribute_local_tensor
+
+    def run(*args: Any, async_op: bool = False, **options: Any) -> Any:
+        with contextlib.nullcontext() if async_op else lanes.awaiting():
+            return own(*args, async_op=async_op, **options)
+
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replaced(module, own.__name__, run))
+        yield
+
+
+def _all_reduce(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    """What torch makes of an all-reduce into another tensor: a copy, in which it sums."""
+    copied = tensor.clone(memory_format=torch.contiguous_format)
+    summed: torch.Tensor = torch.ops._c10d_functional.all_reduce_.default(copied, reduce_op, group_name)
+    return summed
+
+
+COMPOSED[torch.ops._c10d_functional.all_reduce.default] = _all_reduce
 
 
 class _Sent:

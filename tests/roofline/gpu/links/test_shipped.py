@@ -22,14 +22,16 @@ Wanted = Callable[[Point], bool]
 
 
 def test_what_ships_is_fitted_to_the_rows_of_the_report() -> None:
-    assert fit_links(RESULTS) == H200
-    assert len(H200.points) == 252
+    of_two, of_four = fit_links(RESULTS), fit_links(RESULTS / "four")
+    assert [point for point in H200.points if point.gpus == 2] == of_two.points
+    assert [point for point in H200.points if point.gpus == 4] == [p for p in of_four.points if p.gpus == 4]
+    assert len(H200.points) == 504
     assert H200.contention is not None
 
 
 def _errors(kept: Sequence[Point], left_out: Sequence[Point]) -> list[float]:
     link = interconnect_of(replace(H200, points=kept))
-    times = [link.time(point.kind, point.bytes, 2, dtype=point.dtype) for point in left_out]
+    times = [link.time(point.kind, point.bytes, point.gpus, dtype=point.dtype) for point in left_out]
     return [abs(time.seconds / point.seconds - 1) for time, point in zip(times, left_out, strict=True)]
 
 
@@ -42,13 +44,27 @@ def _errors(kept: Sequence[Point], left_out: Sequence[Point]) -> list[float]:
     ],
 )
 def test_half_of_a_run_tells_the_other_half(is_left_out: Wanted, most: float, worst: float) -> None:
-    kept = [point for point in H200.points if not is_left_out(point)]
-    errors = _errors(kept, [point for point in H200.points if is_left_out(point) and point.bytes >= MIB])
+    of_two = [point for point in H200.points if point.gpus == 2]
+    kept = [point for point in of_two if not is_left_out(point)]
+    errors = _errors(kept, [point for point in of_two if is_left_out(point) and point.bytes >= MIB])
     assert median(errors) < most
     assert max(errors) < worst
-    small = _errors(kept, [point for point in H200.points if is_left_out(point) and point.bytes < MIB])
+    small = _errors(kept, [point for point in of_two if is_left_out(point) and point.bytes < MIB])
     assert median(small) < 0.03
     assert max(small) < 0.08
+
+
+@pytest.mark.parametrize(("parity", "most"), [(0, 0.02), (1, 0.03)])
+def test_every_other_size_of_four_tells_the_others(parity: int, most: float) -> None:
+    """Less exactly than of two: NCCL goes from LL to LL128 and on to Simple between them."""
+
+    def is_left_out(point: Point) -> bool:
+        return point.bytes.bit_length() % 2 == parity and 1024 < point.bytes < 1024 * MIB
+
+    of_four = [point for point in H200.points if point.gpus == 4]
+    errors = _errors([p for p in of_four if not is_left_out(p)], [p for p in of_four if is_left_out(p)])
+    assert median(errors) < most
+    assert max(errors) < 0.2
 
 
 def test_collectives_of_real_steps_take_as_long() -> None:
