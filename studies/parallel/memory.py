@@ -80,7 +80,7 @@ def compared(step: Step, ranks: Sequence[Measured]) -> Compared:
     assert sum(parts.values()) == max(peaks)
     is_quick = PricedStep(last, run, find_profile(GPU), default_host()).timeline.step_seconds() < WATCHDOG_SECONDS
     return Compared(
-        step, tuple(peaks) if len(peaks) > 1 else (peaks[0],) * len(ranks), parts,
+        step, tuple(peaks[rank * len(peaks) // len(ranks)] for rank in range(len(ranks))), parts,  # a stage's in a row
         first_bucket_bytes(stream) if is_quick else 0, CONTEXT_BYTES + nccl_bytes(run.layout),
         tuple(rank.peak_bytes for rank in ranks), tuple(rank.used_bytes - rank.reserved_bytes for rank in ranks),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def report(found: Sequence[Compared]) -> str:
     errors = sorted(abs(one.error) for one in found)
     steady = sorted(min(map(abs, one.steady_errors)) for one in found)
     return "\n".join([
-        "# Memory of parallel steps on two H200s beside the forecast of each rank", "",
+        "# Memory of parallel steps on two and four H200s beside the forecast of each rank", "",
         "`python -m studies.parallel.memory`. Measured: the peak that torch's allocator read over the third step, of "
         "the fuller rank, and what the driver says is in use beyond what the allocator holds. Forecast: the peak of a "
         "steady step by part, in GB, to which nothing was fitted, and *first buckets*.", "",

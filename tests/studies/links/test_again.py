@@ -1,4 +1,4 @@
-"""The shipped link holds for collectives that other H200s ran, and what two say of four is as wrong as the page says."""
+"""The shipped link holds for collectives that other H200s ran, and what two say of four is as wrong as told."""
 
 from __future__ import annotations
 
