@@ -3,12 +3,13 @@
     python -m studies.links.shipped
 
 Rows of both are `flopcast bench --suite collectives`, with the same NCCL and NVLS off (reports/nvidia-h200/links and
-its folder `four`). Kernels beside collectives are those of both, to which `contention` is fitted.
+its folder `four`). Contention is fitted to what the first ran beside collectives; the other's such rows judge it.
 """
 
 from __future__ import annotations
 
 from flopcast.microbench.records import records
+from flopcast.microbench.records.rows import BesideRow, kind_of
 from flopcast.roofline.gpu.links.fit import profile_of
 from flopcast.roofline.gpu.links.profile import LinkProfile
 from studies.command import parser_of
@@ -22,7 +23,7 @@ FILE = ROOT / "roofline" / "data" / "links" / "nvidia-h200.json"
 def shipped() -> LinkProfile:
     of_two, of_four = (records.read(folder).latest() for folder in (FOLDER, FOUR))
     known = {row["key"] for row in of_two}
-    added = [row for row in of_four if row["key"] not in known]
+    added = [row for row in of_four if row["key"] not in known and kind_of(row) is not BesideRow]
     return profile_of([*of_two, *added], records.read_machine(FOLDER), FOLDER)
 
 

@@ -7,10 +7,12 @@ from statistics import median
 
 import pytest
 
+from flopcast.roofline.gpu.links.contention_fit import foretold
+from flopcast.roofline.gpu.links.fit import fit_links
 from flopcast.roofline.gpu.links.profile import LinkProfile
 from studies.links.again import FILE, LARGE, OF_FOUR, by_two, judged, page
 from studies.links.shipped import FILE as SHIPPED
-from studies.links.shipped import shipped
+from studies.links.shipped import FOUR, shipped
 
 
 @pytest.mark.parametrize(("file", "worst"), [(FILE, 0.07), (OF_FOUR, 0.04)])
@@ -39,3 +41,15 @@ def test_the_shipped_link_is_made_of_both_hosts() -> None:
     made, ships = shipped(), LinkProfile.load(SHIPPED)
     assert ships.measured_gpus() == [2, 4]
     assert made == ships
+
+
+def test_what_two_lost_to_collectives_tells_what_four_lose() -> None:
+    known, rows = LinkProfile.load(SHIPPED).contention, fit_links(FOUR).beside
+    assert known is not None
+    assert len(rows) == 24
+    kernels = [abs(foretold(known, row)[0] / row.beside_seconds - 1) for row in rows]
+    assert median(kernels) < 0.03
+    assert max(kernels) < 0.12
+    sent = [abs(foretold(known, row)[1] / row.collective_beside_seconds - 1) for row in rows]
+    assert median(sent) < 0.05
+    assert max(sent) < 0.25
