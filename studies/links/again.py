@@ -1,10 +1,10 @@
-"""Judges the shipped link by collectives that other H200s ran, and what two H200s say of four.
+"""Judges the shipped link of H200s by collectives that others and H100s ran, and what two H200s say of four.
 
     python -m studies.links.again [--out reports/nvidia-h200/links/again.md]
 
-The rows are of `flopcast bench --suite collectives` with the same NCCL and NVLS off (reports/nvidia-h200/links, folders
-`second` and `four`). Of two GPUs the shipped link has the first host's, of four those of `four`: what two say of four
-is judged by the link without them.
+The rows are of `flopcast bench --suite collectives`, the same NCCL, NVLS off (reports/nvidia-h200/links, its folders
+`second` and `four`, reports/nvidia-h100-sxm/links). Of two GPUs the shipped link has the first host's, of four those
+of `four`: what two say of four is judged by the link without them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from flopcast.roofline.gpu.links.choice import Kind
 from flopcast.roofline.gpu.links.fit import fit_links
 from flopcast.roofline.gpu.links.library import Interconnect, find_interconnect
 from studies.command import parser_of
-from studies.links.shipped import FOLDER, FOUR
+from studies.links.shipped import FOLDER, FOUR, H100
 from studies.markdown import table
 
 FILE = FOLDER / "second" / "measurements.jsonl.gz"
-OF_FOUR = FOUR / "measurements.jsonl.gz"
+OF_FOUR, OF_H100 = FOUR / "measurements.jsonl.gz", H100 / "measurements.jsonl.gz"
 LINK = "nvidia-h200"
 LARGE = 2**20  # bytes; below, a collective takes its latency
 
@@ -81,6 +81,11 @@ def page() -> str:
         table(columns, summary(judged())), "",
         "## Two of another host's four, on 26 November 2026", "",
         table(columns, summary(judged(OF_FOUR))), "",
+        "## H100s, by what H200s say", "",
+        "Two and four H100s of one host, on 26 November 2026, over NVLink of the same rate. What ships for H100s is",
+        "measured.", "",
+        "Two:", "", table(columns, summary(judged(OF_H100))), "",
+        "Four:", "", table(columns, summary(judged(OF_H100, 4))), "",
         "## Four, by what two alone said", "",
         "The law bent by half of how far it is off for two. The shipped link has these times as measured.", "",
         table(columns, summary(judged(OF_FOUR, 4, by_two()))), "",

@@ -7,7 +7,8 @@ Three hosts say it, each with two H200s. Of two, processes ran tiny models of tw
 one (`studies.parallel.phases`): by phase, seconds per layer beyond those of its calls, over the seconds of a call, sums
 over processes. Of another, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
 without such calls, over their number, with the host that the same run calibrated. A constant is the mean of the logs of
-all, divided over the phases as the tiny models say; of the optimizer and of ring attention the tiny models alone tell.
+all, divided over the phases as the tiny models say; of the optimizer the tiny models alone tell. A fourth host, of four
+H100s, judges FSDP's; ring attention's is the mean of the logs of the two hosts that ran it.
 
 Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
 measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
@@ -43,31 +44,34 @@ RING = "cp={n},fsdp=1"
 
 
 class Process(NamedTuple):
-    """Seconds per layer of one process, by layout and phase."""
+    """Seconds per layer of one process of `ranks`, by layout and phase."""
 
+    ranks: int
     per_layer: Mapping[tuple[str, str], float]
 
     def call(self, phase: str = "forward") -> float:
         """Seconds of a call without a layout."""
-        return self.per_layer[phases.NONE, phase] / calls_of_layer(phases.NONE, phase)
+        return self.per_layer[phases.NONE, phase] / calls_of_layer(phases.NONE, phase, self.ranks)
 
     def beyond(self, layout: str, phase: str) -> float:
         """Seconds per layer beyond those of the layout's calls."""
         whole = self.per_layer[layout, phase]
         if phase == "optimizer":
             return whole - self.per_layer[phases.NONE, phase]
-        return whole - calls_of_layer(layout, phase) * self.call(phase)
+        return whole - calls_of_layer(layout, phase, self.ranks) * self.call(phase)
 
 
 @cache
-def tiny_stream(layout: str, depth: int) -> Stream:
-    run = Run(batch=4, seq=256, optimizer="adamw-fused", parallel=layout.format(n=2))
+def tiny_stream(layout: str, depth: int, ranks: int = 2) -> Stream:
+    run = Run(batch=4, seq=256, optimizer="adamw-fused", parallel=layout.format(n=ranks))
     return get_stream(phases.tiny_config(depth), run.traced_on("cuda"))
 
 
-def calls_of_layer(layout: str, phase: str) -> float:
+def calls_of_layer(layout: str, phase: str, ranks: int = 2) -> float:
     """Calls of a layer, views by their weight."""
-    counts = [weighted(op for op in tiny_stream(layout, depth).ops if op.phase == phase) for depth in (LOW, HIGH)]
+    counts = [
+        weighted(op for op in tiny_stream(layout, depth, ranks).ops if op.phase == phase) for depth in (LOW, HIGH)
+    ]
     return (counts[1] - counts[0]) / (HIGH - LOW)
 
 
@@ -95,13 +99,15 @@ def processes(file: Path) -> list[Process]:
                 # the first step of a round follows a pause and is slower
                 warm = median(one for samples in row["phases"][phase] for one in samples[1:])
                 found[row["launch"], row["rank"]][row["layout"], phase, row["depth"]] = warm
+    ranks = 1 + max(rank for _, rank in found)
     return [
         Process(
+            ranks,
             {
                 (layout, phase): (own[layout, phase, HIGH] - seconds) / (HIGH - LOW)
                 for (layout, phase, depth), seconds in own.items()
                 if depth == LOW and (layout, phase, HIGH) in own
-            }
+            },
         )
         for own in found.values()
     ]
@@ -118,6 +124,23 @@ def tiny_calls(file: Path, layout: str, beside: str = "") -> dict[str, float]:
     least, most = min(spread), max(spread)
     print(f"{file.name}, {layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
     return found
+
+
+def hosts_of(*layouts: str) -> list[Path]:
+    """Those of `phases.FILES` whose host ran all these layouts."""
+    return [
+        file
+        for file in phases.FILES
+        if all((name, "forward") in process.per_layer for name in layouts for process in processes(file)[:1])
+    ]
+
+
+def ring_calls(file: Path) -> float:
+    """Calls around each of ring attention's collectives, beyond those of FSDP over as many GPUs."""
+    ranks = processes(file)[0].ranks
+    each = [sum(sent.name.startswith("_c10d") for sent in tiny_stream(RING, depth, ranks).ops) for depth in (LOW, HIGH)]
+    ring, beside = tiny_calls(file, RING), tiny_calls(file, "fsdp={n}", RING)
+    return sum(ring[phase] - beside[phase] for phase in PHASES[:2]) * (HIGH - LOW) / (each[1] - each[0])
 
 
 def mean_of(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -147,15 +170,19 @@ def small_steps() -> dict[str, list[float]]:
 def main() -> None:
     parser_of(__spec__, __doc__).parse_args()
     small = {name: calls / count for name, (calls, count) in small_steps().items()}
-    by_host = [tiny_calls(file, "fsdp={n}") for file in phases.FILES]
-    sharded, divided = mean_of(by_host), mean_of([tiny_calls(file, "tp={n}") for file in phases.FILES])
-    beside, kept, ring = (tiny_calls(phases.FILES[0], name, RING) for name in ("fsdp={n}", "zero2={n}", RING))
+    fitted = hosts_of("fsdp={n}", "tp={n}")
+    by_host = [tiny_calls(file, "fsdp={n}") for file in fitted]
+    sharded, divided = mean_of(by_host), mean_of([tiny_calls(file, "tp={n}") for file in fitted])
+    for file in (file for file in phases.FILES if file not in fitted):
+        judging = tiny_calls(file, "fsdp={n}")
+        print(f"a host that judges: {(judging['forward'] + judging['backward']) / 3:.1f} calls a collective")
+    beside, kept = (tiny_calls(hosts_of(RING)[0], name, RING) for name in ("fsdp={n}", "zero2={n}"))
     # an FSDP layer has three collectives; a layer of tensor parallel so many calls in modules that it divides
     inside = {phase: places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
     share = min(kept["backward"] / beside["backward"], 1.0)  # the reduce-scatter's
     of_sharded = sharded["forward"] + sharded["backward"]
-    weight = 1 / (len(phases.FILES) + 1)  # of the host that ran small steps
-    level = (small["sharded"] * 3 / of_sharded) ** weight
+    # the host that ran small steps is one of them
+    level = (small["sharded"] * 3 / of_sharded) ** (1 / (len(fitted) + 1))
     logs = [log(calls) for calls in (small["sharded"] * 3, *(one["forward"] + one["backward"] for one in by_host))]
     print(f"deviation of the log between hosts: {stdev(logs):.2f}")
     print(f"sharded, calls a collective: {small['sharded']:.1f} of small steps, {of_sharded / 3:.1f} of tiny models")
@@ -163,19 +190,20 @@ def main() -> None:
     print(f"all-gather, backward: {sharded['backward'] * (1 - share) * level:.1f}")
     print(f"reduce-scatter: {sharded['backward'] * share * level:.1f}")
     of_divided = (divided["forward"] + divided["backward"]) / sum(inside.values())
-    level = (small["divided"] / of_divided) ** weight
+    level = (small["divided"] / of_divided) ** (1 / (len(fitted) + 1))
     print(f"divided, calls a call: {small['divided']:.2f} of small steps, {of_divided:.2f} of tiny models")
     for phase, count in inside.items():
         print(f"divided, {phase}: {divided[phase] / count * level:.2f}")
     tensors = sum(len(op.inputs) * (1 if depth == HIGH else -1) for depth in phases.DEPTHS for op in lists(depth))
     for name, found in (("sharded", sharded), ("divided", divided)):
         print(f"{name}, each tensor of the optimizer's lists: {found['optimizer'] * (HIGH - LOW) / tensors:.2f}")
-    beyond = sum(ring[phase] - beside[phase] for phase in PHASES[:2])
-    print(f"ring attention, each of its four collectives: {beyond / 4:.1f}")
+    ring = [ring_calls(file) for file in hosts_of(RING)]
+    told = ", ".join(f"{one:.1f}" for one in ring)
+    print(f"ring attention, each of its collectives: {geometric_mean(ring):.1f} ({told})")
     deviations = [
         log(sum(one.beyond(layout, phase) for phase in PHASES) / one.call() / sum(found[phase] for phase in PHASES))
         for layout, found in (("fsdp={n}", sharded), ("tp={n}", divided))
-        for file in phases.FILES
+        for file in hosts_of(layout)
         for one in processes(file)
     ]
     print(f"deviation of the log between processes: {sqrt(fmean(value**2 for value in deviations)):.2f}")

@@ -41,8 +41,9 @@ from studies.imports import ROOT
 from studies.parallel.record import group_of
 from studies.parallel.steps import LARGER, built
 
-# What was kept, of a host each: of 25 November 2026, and of the 26th, which ran tiny models of four layouts alone.
-FILES = tuple(ROOT / "reports" / "parallel" / name for name in ("phases.json.gz", "phases-2.json.gz"))
+# What was kept, of a host each: of two H200s on 25 November 2026, and on the 26th of two others and of four H100s,
+# which ran tiny models of some layouts alone.
+FILES = tuple(ROOT / "reports" / "parallel" / f"phases{number}.json.gz" for number in ("", "-2", "-3"))
 NONE = "none"
 LAYOUTS = (NONE, "ddp={n}", "zero1={n}", "fsdp={n}", "zero2={n}", "tp={n}", "cp={n},fsdp=1")
 COMPILED = (NONE, "ddp={n}", "fsdp={n}")

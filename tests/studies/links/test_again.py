@@ -9,9 +9,9 @@ import pytest
 
 from flopcast.roofline.gpu.links.contention_fit import foretold
 from flopcast.roofline.gpu.links.fit import fit_links
+from flopcast.roofline.gpu.links.library import SHIPPED
 from flopcast.roofline.gpu.links.profile import LinkProfile
-from studies.links.again import FILE, LARGE, OF_FOUR, by_two, judged, page
-from studies.links.shipped import FILE as SHIPPED
+from studies.links.again import FILE, LARGE, OF_FOUR, OF_H100, by_two, judged, page
 from studies.links.shipped import FOUR, shipped
 
 
@@ -37,14 +37,23 @@ def test_the_page_is_of_these_rows() -> None:
     assert FILE.parents[1].joinpath("again.md").read_text(encoding="utf-8") == page()
 
 
-def test_the_shipped_link_is_made_of_both_hosts() -> None:
-    made, ships = shipped(), LinkProfile.load(SHIPPED)
-    assert ships.measured_gpus() == [2, 4]
-    assert made == ships
+def test_the_shipped_links_are_made_of_their_hosts() -> None:
+    for name, made in shipped().items():
+        ships = LinkProfile.load(SHIPPED / name)
+        assert ships.measured_gpus() == [2, 4]
+        assert made == ships
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_what_h200s_say_of_h100s_is_within_a_tenth(gpus: int) -> None:
+    large = [abs(one.error) for one in judged(OF_H100, gpus) if one.bytes >= LARGE]
+    assert len(large) == 132
+    assert median(large) < 0.02
+    assert max(large) < 0.1
 
 
 def test_what_two_lost_to_collectives_tells_what_four_lose() -> None:
-    known, rows = LinkProfile.load(SHIPPED).contention, fit_links(FOUR).beside
+    known, rows = LinkProfile.load(SHIPPED / "nvidia-h200.json").contention, fit_links(FOUR).beside
     assert known is not None
     assert len(rows) == 24
     kernels = [abs(foretold(known, row)[0] / row.beside_seconds - 1) for row in rows]

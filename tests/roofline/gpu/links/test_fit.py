@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     machine = {
         "schema": 1,
         "machine": "m",
-        "device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"},
+        "device": {"type": "cuda", "name": "NVIDIA A100-SXM4-80GB"},
         "stack": {"torch": "2.11"},
     }
     (out / MACHINE).write_text(json.dumps(machine))
@@ -69,7 +69,7 @@ def test_rows_become_a_profile_that_the_gpus_name_finds(folder: Path) -> None:
     _write(folder, ROWS)
     profile = fit.fit_links(folder)
     fit.save(profile, folder / "link.json")
-    assert (profile.name, profile.link, profile.nccl, profile.nvls) == ("nvidia-h100-sxm", "nvlink4", "2.28.9", False)
+    assert (profile.name, profile.link, profile.nccl, profile.nvls) == ("nvidia-a100-80gb-sxm", "nvlink3", "2.28.9", False)
     assert len(profile.points) == 3
     (cost,) = profile.host
     assert (cost.python_seconds, cost.captured_seconds) == (2.1e-5, 4e-7)
@@ -77,11 +77,11 @@ def test_rows_become_a_profile_that_the_gpus_name_finds(folder: Path) -> None:
     assert (copy.direction, copy.pinned) == ("to_host", True)
     (shared,) = profile.beside
     assert (shared.work, shared.channels, shared.beside_seconds) == ("copy-256MiB", 24, 3e-4)
-    found = find_interconnect("h100-sxm").time("all_reduce", 2**28, 2)
+    found = find_interconnect("a100-80gb-sxm").time("all_reduce", 2**28, 2)
     assert (found.seconds, found.basis, found.blocks) == (1e-3, "measured", 24)
     assert found.regime == Regime("ring", "Simple")
     assert 0.02 < found.sigma < 0.06
-    gathered = find_interconnect("h100-sxm").time("all_gather", 2**28, 2)
+    gathered = find_interconnect("a100-80gb-sxm").time("all_gather", 2**28, 2)
     assert (gathered.regime, gathered.blocks) == (None, 16)  # no law knows NVLSTree
 
 

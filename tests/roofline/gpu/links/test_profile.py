@@ -14,7 +14,7 @@ from flopcast.roofline.gpu.links.library import find_interconnect, known_links
 from flopcast.roofline.gpu.links.profile import HostCost, LinkProfile, Point
 
 MIB = 1024 * 1024
-LAW = find_interconnect("nvlink4")
+LAW = find_interconnect("nvlink3")
 
 
 def _profile(times: float = 1.1, gpus: tuple[int, ...] = (2,)) -> LinkProfile:
@@ -27,7 +27,7 @@ def _profile(times: float = 1.1, gpus: tuple[int, ...] = (2,)) -> LinkProfile:
                 found = LAW.time(kind, 2**power, n)
                 points.append(Point(kind, "bf16", n, 1, 2**power, found.seconds * times, 0.01, str(found.regime), 8))
     return LinkProfile(
-        name="my-host", gpu="nvidia-h100-sxm", link="nvlink4", backend="nccl", nccl="2.28.9", nvls=False, points=points,
+        name="my-host", gpu="nvidia-a100-80gb-sxm", link="nvlink3", backend="nccl", nccl="2.28.9", nvls=False, points=points,
         host=(HostCost("all_reduce", 2, 2e-5, 1e-6),), date="2026-11-23",
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def own_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_measured_size_is_as_measured(own_links: Path) -> None:
     profile = _profile()
     profile.save(own_links / "my-host.json")
-    for name in ("my-host", str(own_links / "my-host.json"), "H100-SXM"):
+    for name in ("my-host", str(own_links / "my-host.json"), "A100-80GB-SXM"):
         found = find_interconnect(name)
         assert found.profile == LinkProfile.load(own_links / "my-host.json")
         time = found.time("all_reduce", 4 * MIB, 2)
@@ -52,7 +52,7 @@ def test_a_measured_size_is_as_measured(own_links: Path) -> None:
         assert time.high / time.low < exp(0.13)
     assert found.host_cost("all_gather", 4) == profile.host[0]
     assert LAW.host_cost("all_gather", 4).python_seconds == library.UNMEASURED_LAUNCH
-    assert [link.name for link in known_links()][:2] == ["nvidia-h200", "my-host"]
+    assert [link.name for link in known_links()][:3] == ["nvidia-h100-sxm", "nvidia-h200", "my-host"]
 
 
 def test_a_link_that_ships_wins_over_the_users_of_the_same_name(own_links: Path) -> None:
