@@ -134,6 +134,42 @@ NORM_SIDES, NORM_CHANNELS = (
 )
 NORM_ROWS = {"short": (1_000, 64 * 1024), "long": (64 * 1024 + 1, 1_500_000)}
 NORMS = {"fit": 4, "holdout": 1}  # of each direction, layout and range of rows; twice as many where all is contiguous
+# Of convolutions in bf16: those of one place, of which models have few sizes that are alike, and windows of others, also
+# of every second place. Of each direction and layout.
+SIDES = (5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56)
+CHANNELS = (
+    16,
+    24,
+    32,
+    40,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    240,
+    256,
+    320,
+    384,
+    480,
+    512,
+    576,
+    672,
+    768,
+    960,
+    1024,
+    1152,
+    1536,
+    2048,
+)
+WINDOWS = {
+    "point": ((1, 1),),
+    "dense": ((1, 2), (2, 2), (3, 1), (3, 1), (3, 2)),
+}  # places of a side, and from one to the next
+CONVOLUTIONS = {"fit": {"point": 30, "dense": 16}, "holdout": {"point": 9, "dense": 5}}
+MOST_CONVOLUTION_FLOPS = 2 * 10**11
 SEEDS = {"fit": 21, "holdout": 22}
 
 
@@ -180,7 +216,12 @@ def drawn_beside(name: str) -> list[SuiteCase]:
     """What is drawn for a suite of traced calls whatever they are, so that it can be added to a shipped one."""
     taken: set[Call] = set()
     roles = SOURCES[name] if name == IMAGES else ()
-    return [case for role in roles for shape in _norms(role, taken) for case in _cold_and_hot(shape, role)]
+    return [
+        case
+        for role in roles
+        for shape in (*_norms(role, taken), *_convolutions(role, taken))
+        for case in _cold_and_hot(shape, role)
+    ]
 
 
 def _kind(work: Work) -> KernelKind:
@@ -332,6 +373,56 @@ def _norms(role: str, taken: set[Call]) -> list[Call]:
             NORMS[role] * (1 if is_permuted else 2),
         )
     ]
+
+
+def _convolutions(role: str, taken: set[Call]) -> list[Call]:
+    """Random convolutions of images in bf16 without a bias, and their gradients, channels last in memory or not."""
+    rng = random.Random(SEEDS[role])
+
+    def draw(form: str, is_last: bool, is_backward: bool) -> Call:
+        window, stride = rng.choice(WINDOWS[form])
+        side = max(rng.choice(SIDES), window + stride)
+        channels, results = rng.choice(CHANNELS), rng.choice(CHANNELS)
+        return convolution(
+            round(2 ** rng.uniform(3, 7.5)), side, channels, results, window, stride, is_last, is_backward
+        )
+
+    def is_wanted(call: Call) -> bool:
+        return call.bytes <= MOST_BYTES / 4 and describe(call).flops <= MOST_CONVOLUTION_FLOPS
+
+    return [
+        call
+        for is_backward in (False, True)
+        for is_last in (False, True)
+        for form, count in CONVOLUTIONS[role].items()
+        for call in distinct(partial(first, partial(draw, form, is_last, is_backward), is_wanted), taken, count)
+    ]
+
+
+def convolution(
+    images: int, side: int, channels: int, results: int, window: int, stride: int, is_last: bool, is_backward: bool
+) -> Call:
+    """The convolution of square images by windows of `window` x `window` places, or the gradients of its input and
+    weights, as they are traced. `is_last`: of images whose channels are last in memory."""
+    margin = window // 2
+    made = (side + 2 * margin - window) // stride + 1
+
+    def tensor(count: int, depth: int, places: int) -> Operand:
+        strides = (
+            (depth * places**2, 1, depth * places, depth) if is_last else (depth * places**2, places**2, places, 1)
+        )
+        return Operand((count, depth, places, places), strides, "bf16")
+
+    given, weights, result = (
+        tensor(images, channels, side),
+        tensor(results, channels, window),
+        tensor(images, results, made),
+    )
+    how = f"[{stride},{stride}],[{margin},{margin}],[1,1],false,[0,0],1"
+    if not is_backward:
+        return Call("aten.convolution.default", (given, weights), (result,), f'[{{"t":0}},{{"t":1}},null,{how}]')
+    arguments = f'[{{"t":0}},{{"t":1}},{{"t":2}},[0],{how},[true,true,false]]'
+    return Call("aten.convolution_backward.default", (result, given, weights), (given, weights), arguments)
 
 
 def layer_norm(images: int, side: int, channels: int, is_backward: bool, is_permuted: bool) -> Call:
