@@ -218,8 +218,9 @@ def drawn_beside(name: str) -> list[SuiteCase]:
     roles = SOURCES[name] if name == IMAGES else ()
     return [
         case
+        for draw in (_norms, _convolutions)
         for role in roles
-        for shape in (*_norms(role, taken), *_convolutions(role, taken))
+        for shape in draw(role, taken)
         for case in _cold_and_hot(shape, role)
     ]
 

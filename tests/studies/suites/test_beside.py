@@ -13,7 +13,7 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
-from studies.suites.beside import drawn_beside, layer_norm, product_of_4_bits
+from studies.suites.beside import convolution, drawn_beside, layer_norm, product_of_4_bits
 
 STANDARD = suites.load("standard")
 
@@ -85,5 +85,18 @@ def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_ei
     assert forward <= traced
     assert layer_norm(64, 5, 768, is_backward=True, is_permuted=False) in traced
     assert layer_norm(18, 56, 96, is_backward=True, is_permuted=True) in traced
-    patterns = {describe(case.shape).variant.tokens[-1] for case in drawn}
+    norms = [case.shape for case in drawn if isinstance(case.shape, Call) and "layer_norm" in case.shape.op]
+    patterns = {describe(shape).variant.tokens[-1] for shape in norms}
     assert patterns == {"row", "row~", "row parted", "row parted~"}
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_convolutions_are_drawn_as_they_are_traced(is_backward: bool) -> None:
+    drawn = [case.shape for case in drawn_beside(IMAGES)]
+    traced = {case.shape for case in suites.load(IMAGES)[: -len(drawn)]}
+    assert convolution(32, 5, 576, 160, 1, 1, True, is_backward) in traced
+    assert convolution(32, 5, 512, 512, 3, 1, False, is_backward) in traced
+    kind = "aten.convolution_backward.default" if is_backward else "aten.convolution.default"
+    kinds_drawn = {str(describe(shape).variant) for shape in drawn if isinstance(shape, Call) and shape.op == kind}
+    way = "bwd" if is_backward else "fwd"
+    assert kinds_drawn == {f"{way}/bf16/{layout}/{form}" for layout in ("nchw", "nhwc") for form in ("point", "dense")}

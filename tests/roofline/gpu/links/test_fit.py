@@ -69,7 +69,12 @@ def test_rows_become_a_profile_that_the_gpus_name_finds(folder: Path) -> None:
     _write(folder, ROWS)
     profile = fit.fit_links(folder)
     fit.save(profile, folder / "link.json")
-    assert (profile.name, profile.link, profile.nccl, profile.nvls) == ("nvidia-a100-80gb-sxm", "nvlink3", "2.28.9", False)
+    assert (profile.name, profile.link, profile.nccl, profile.nvls) == (
+        "nvidia-a100-80gb-sxm",
+        "nvlink3",
+        "2.28.9",
+        False,
+    )
     assert len(profile.points) == 3
     (cost,) = profile.host
     assert (cost.python_seconds, cost.captured_seconds) == (2.1e-5, 4e-7)
