@@ -134,8 +134,8 @@ NORM_SIDES, NORM_CHANNELS = (
 )
 NORM_ROWS = {"short": (1_000, 64 * 1024), "long": (64 * 1024 + 1, 1_500_000)}
 NORMS = {"fit": 4, "holdout": 1}  # of each direction, layout and range of rows; twice as many where all is contiguous
-# Of convolutions in bf16: those of one place, of which models have few sizes that are alike, and windows of others, also
-# of every second place. Of each direction and layout.
+# Of convolutions in bf16, of each direction and layout: those of one place, of which models have few sizes that are
+# alike, and windows of others, also of every second place.
 SIDES = (5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56)
 CHANNELS = (
     16,

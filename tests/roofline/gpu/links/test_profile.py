@@ -27,8 +27,8 @@ def _profile(times: float = 1.1, gpus: tuple[int, ...] = (2,)) -> LinkProfile:
                 found = LAW.time(kind, 2**power, n)
                 points.append(Point(kind, "bf16", n, 1, 2**power, found.seconds * times, 0.01, str(found.regime), 8))
     return LinkProfile(
-        name="my-host", gpu="nvidia-a100-80gb-sxm", link="nvlink3", backend="nccl", nccl="2.28.9", nvls=False, points=points,
-        host=(HostCost("all_reduce", 2, 2e-5, 1e-6),), date="2026-11-23",
+        name="my-host", gpu="nvidia-a100-80gb-sxm", link="nvlink3", backend="nccl", nccl="2.28.9", nvls=False,
+        points=points, host=(HostCost("all_reduce", 2, 2e-5, 1e-6),), date="2026-11-23",
     )  # fmt: skip
 
 
