@@ -129,7 +129,7 @@ def _meta_of(found: Stream, code: OutputCode, mode: str, notes: Sequence[str]) -
     notes = [*found.meta.get("notes", ()), *notes]
     return {
         **found.meta, "mode": mode, "breaks": [asdict(one) for one in code.breaks], "waits": list(code.waits),
-        "torch": code.torch.partition("+")[0], "triton": code.triton, **({"notes": notes} if notes else {}),
+        "torch": code.torch.partition("+")[0], "triton": code.triton, "notes": notes,
     }  # fmt: skip
 
 

@@ -9,7 +9,9 @@ from functools import cache
 import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.priced_step import PricedStep
 from studies.compiled.record import CASES
+from studies.compiled.recorded import FOLDER, compiled_stream, record_of, run_of
 from studies.compiled.steps import GPU, GROUPS, Compared, compared, parts_fitted, report
 
 DEVICE = {  # the most that device time may be off
@@ -43,8 +45,16 @@ def test_groups_of_kernels_of_steps_that_were_held_out(group: str) -> None:
 
 
 def test_gradients_that_autograd_copies() -> None:
-    one = step("resnet50")
-    assert one.forecast["elementwise"] == pytest.approx(one.measured["elementwise"], rel=0.06)
+    """Those of channels last, which are copied one by one: 17 kernels of 63 us. Their sum was once compared with all
+    that is elementwise, of which another kernel of 17 us hid that they were forecast a fifth too long."""
+    case = next(case for case in CASES if case.name == "resnet50")
+    stream = compiled_stream(FOLDER, case)
+    ops = PricedStep(stream, run_of(case), find_profile(GPU)).ops
+    copied = [priced.seconds for op, priced in zip(stream.ops, ops, strict=True) if op.name == "aten.clone.default"]
+    kernels = record_of(FOLDER, case.name)["kernels"]["compile"]
+    measured = [seconds for name, seconds in kernels if name.startswith("void at::native::elementwise_kernel<128, 2,")]
+    assert len(copied) == len(measured) == 17
+    assert sum(copied) == pytest.approx(sum(measured), rel=0.12)
 
 
 def test_the_table_says_what_was_fitted() -> None:

@@ -168,7 +168,7 @@ def test_tensor_parallel_reduces_activations_in_every_layer() -> None:
 def test_who_uses_a_reduced_activation_waits_for_it() -> None:
     stream = traced("tp=2")
     for sum_ in collectives(stream):
-        (made,) = {stream.tensors[i].storage for i in stream.ops[sum_.op].outputs}
+        (made,) = {stream.tensors[i].storage for i in stream.ops[sum_.op].inputs}  # a copy, in which it sums
         user = next(
             op for op in stream.ops[sum_.op + 1 :]
             if op.kind == "launch" and made in {stream.tensors[i].storage for i in op.inputs}
