@@ -82,10 +82,17 @@ def hosts(recorder: Recorder, device: torch.device) -> None:
 
 
 def kernels(recorder: Recorder, device: torch.device, suite: str, budget: float | None) -> None:
-    """Measures the cases of a suite after a training step, as `flopcast bench` does."""
+    """Measures the cases of a suite."""
+    cases = [Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in suites.load(suite)]
+    measure(cases, recorder, device, suite, budget)
+
+
+def measure(
+    cases: list[Case], recorder: Recorder, device: torch.device, suite: str, budget: float | None = None
+) -> None:
+    """Measures cases after a training step, as `flopcast bench` does."""
     builders, _ = host_builders(host_plan(device.type), device)
     builders[min(builders)]().run()
-    cases = [Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in suites.load(suite)]
     timer = make_timer(device, POLICIES[device.type]["standard"])
     print(run_sweep(cases, recorder=recorder, timer=timer, suite=suite, budget_seconds=budget))
 

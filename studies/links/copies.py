@@ -12,15 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Call, Operand
-from flopcast.microbench.recipe.compiling import host_builders
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep.cases import Case
-from flopcast.microbench.sweep.sweep import run_sweep
 from flopcast.microbench.timing.device import describe, pick_device
-from flopcast.microbench.timing.make_timer import make_timer
-from flopcast.microbench.timing.policy import POLICIES
-from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.suites import HOT_BYTES
+from studies.beside_training import measure
 from studies.command import parser_of
 
 SUITE = "links"
@@ -63,14 +59,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
     device = pick_device(None)
-    builders, _ = host_builders(host_plan(device.type), device)
-    builders[min(builders)]().run()  # a step before kernels are timed, as `flopcast bench` runs one
     with Recorder(out, describe(device)) as recorder:
-        print(
-            run_sweep(
-                cases(), recorder=recorder, timer=make_timer(device, POLICIES[device.type]["standard"]), suite=SUITE
-            )
-        )
+        measure(cases(), recorder, device, SUITE)
 
 
 if __name__ == "__main__":

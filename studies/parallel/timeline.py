@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.links.fit import fit_links
@@ -93,13 +93,14 @@ class Section:
     file: Path = FILE
     by_two: bool = False
 
-    def forecasts(self) -> list[tuple[str, HostCosts, str]]:
-        """With what the steps are forecast: the words for it, a host and a link."""
+    def forecasts(self, folder: Path) -> list[tuple[str, HostCosts, str]]:
+        """With what the steps are forecast: the words for it, a host and a link, of which one that does not ship is
+        written to the folder."""
         found = [("shipped host", default_host(), "auto")]
         if self.host is not None:
             found.insert(0, ("host calibrated in the same run", HostCosts.load(self.host), "auto"))
         if self.by_two:
-            link = Path(mkdtemp(prefix="flopcast-")) / "two.json"
+            link = folder / "two.json"
             fit_links(LINKS).save(link)
             found.append(("shipped host, collectives by what two GPUs say", default_host(), str(link)))
         return found
@@ -217,12 +218,13 @@ def main() -> None:
     options = parser.parse_args()
     only = options.only.split(",") if options.only else []
     groups = options.groups.split(",")
-    parts = [
-        (f"{section.title}: {told}", timed_steps(name, host, link, only))
-        for name, section in SECTIONS.items()
-        if name in groups
-        for told, host, link in section.forecasts()
-    ]
+    with TemporaryDirectory() as folder:
+        parts = [
+            (f"{section.title}: {told}", timed_steps(name, host, link, only))
+            for name, section in SECTIONS.items()
+            if name in groups
+            for told, host, link in section.forecasts(Path(folder))
+        ]
     text = page(parts)
     if options.out:
         options.out.write_text(text, encoding="utf-8")
