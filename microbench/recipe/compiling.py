@@ -52,7 +52,7 @@ def host_builders(plan: HostPlan, device: torch.device | str) -> tuple[Builders,
             compile_model(step, plan.mode)
             with graphs_run() as codes:
                 step.run()
-            counts[depth] = phase_counts(codes.values())
+            counts[depth] = phase_counts(codes)
             for _ in range(FIRST_STEPS - 1):
                 step.run()
         return step
@@ -61,15 +61,15 @@ def host_builders(plan: HostPlan, device: torch.device | str) -> tuple[Builders,
 
 
 @contextmanager
-def graphs_run() -> Iterator[dict[int, str]]:
-    """Yields a dictionary that takes the generated code of the graphs that run meanwhile, by graph."""
+def graphs_run() -> Iterator[list[str]]:
+    """Yields a list that takes the generated code of the graphs that run meanwhile, once for each call of a graph."""
     from torch._inductor.output_code import CompiledFxGraph
 
-    found: dict[int, str] = {}
+    found: list[str] = []
     run = CompiledFxGraph.__call__
 
     def noted(self: Any, inputs: Any) -> Any:
-        found[id(self)] = self.source_code  # which a graph from inductor's cache has too
+        found.append(self.source_code)  # which a graph from inductor's cache has too
         return run(self, inputs)
 
     CompiledFxGraph.__call__ = noted  # type: ignore[method-assign]
@@ -88,7 +88,7 @@ def counts_of(code: str) -> tuple[str, int]:
 
 
 def phase_counts(codes: Iterable[str]) -> PhaseCounts:
-    """By phase {"launch", "graph"}: the launches of its graphs, and their number."""
+    """By phase {"launch", "graph"}: what the graphs of these calls launch, and the number of calls."""
     found: PhaseCounts = {}
     for code in codes:
         phase, launches = counts_of(code)

@@ -30,7 +30,9 @@ FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "
 BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
-SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
+WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layers are whole
+
+SUITES = ("quick", "standard", "fused", WHOLE, FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -49,11 +51,10 @@ def factories() -> frozenset[str]:
 
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
-    of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
-    and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models, "precisions"
-    for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and
-    AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled steps, of
-    "inference" its calls compiled."""
+    of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers, "fine-tune"
+    for adapters, frozen layers, clipping and optimizers other than AdamW, "inference" for calls without a backward,
+    "images" for image models, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and
+    AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" its calls compiled."""
     if mode != "eager" and name == INFERENCE:
         return [replace(plan, mode=mode) for plan in _inference()]
     if mode != "eager":
@@ -73,6 +74,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return [_ladder(256), _ladder(1024), _large(1024)]
     if name == "fused":
         return _fused()
+    if name == WHOLE:
+        return _whole()
     if name == FINE_TUNE:
         return _fine_tuned()
     if name == INFERENCE:
@@ -208,6 +211,26 @@ def _fused() -> list[StepPlan]:
         _shipped("qwen3-0.6b", **{"optimizer": "adamw-fused", **options}),
         _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", **options),
         _large(1024, matmul="triton", attention="triton", **options),
+    ]
+
+
+def _whole() -> list[StepPlan]:
+    """Steps of Qwen3 patched whole, of the ladder, off it and published, from steps that the host bounds to those that
+    the device does."""
+    fused: dict[str, Any] = {"group": PATCHED, "fused": "patch", "attention": "triton", "optimizer": "adamw-fused"}
+    return [
+        _ladder(512, **fused),
+        _ladder(1024, **{**fused, "optimizer": "adamw"}),
+        _ladder(1152, **{**fused, "batch": 4, "seq": 512}),
+        _ladder(2048, **fused),
+        _large(640, **fused),
+        _large(1024, **fused),
+        _large(2048, **fused),
+        _large(1024, **{**fused, "batch": 2, "seq": 8192}),
+        _shipped("qwen3-0.6b", **fused),
+        _shipped("qwen3-0.6b", **fused, batch=2, seq=1024),
+        _shipped("qwen3-1.7b", **fused),
+        _shipped("qwen3-1.7b", **fused, batch=4, seq=1024),
     ]
 
 

@@ -13,9 +13,7 @@ rows of another machine (AGAIN) and the layers of whole models there.
 
 from __future__ import annotations
 
-import gc
 import json
-import time
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -26,17 +24,16 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench import zoo
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build, build_module
-from flopcast.microbench.timing.timer import synchronise
 from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.calls.counts import weighted
+from studies.calls.turns import PHASES, in_turns, per_layer
 from studies.command import parser_of
 from studies.imports import ROOT
 
@@ -44,7 +41,6 @@ FOLDER = ROOT / "reports" / "nvidia-h200" / "images" / "host-calls"
 AGAIN = FOLDER / "again"  # three processes of another machine, to which nothing is fitted; with whole models
 LOW, HIGH = 4, 20
 CHANNELS, SIZE, IMAGES = 32, 8, 4
-ROUNDS, STEPS = 8, 5
 
 LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "conv": lambda: [nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)],
@@ -66,20 +62,6 @@ TOKENS: dict[str, Callable[[], list[nn.Module]]] = {
     "gelu": lambda: [nn.GELU()],
     "linear-gelu": lambda: [nn.Linear(SIZE, SIZE), nn.GELU()],
 }
-
-
-def phases_of(forward: Callable[[], torch.Tensor], device: torch.device) -> tuple[float, float]:
-    """Host seconds of a forward and a backward on an idle device."""
-    synchronise(device)
-    start = time.perf_counter()
-    loss = forward()
-    middle = time.perf_counter()
-    synchronise(device)
-    again = time.perf_counter()
-    loss.backward()
-    end = time.perf_counter()
-    synchronise(device)
-    return middle - start, end - again
 
 
 def stacked(kind: str, layout: str, depth: int, device: torch.device) -> tuple[nn.Module, torch.Tensor]:
@@ -143,23 +125,10 @@ def measured(device: torch.device) -> dict[str, dict[str, list[float]]]:
     }
     for name, model in MODELS.items():
         made[name] = {depth: model.runs(depth, device) for depth in DEPTHS}
-    for own in made.values():
-        for forward in own.values():
-            for _ in range(3):
-                phases_of(forward, device)
-    found: dict[str, dict[str, list[float]]] = {name: {"forward": [], "backward": []} for name in made}
-    for _ in range(ROUNDS):
-        for name, own in made.items():
-            gc.collect()
-            with no_garbage_collection():
-                times = {
-                    depth: [phases_of(forward, device) for _ in range(STEPS)][1:] for depth, forward in own.items()
-                }
-            (low, few), (high, many) = sorted(times.items())
-            for i, phase in enumerate(("forward", "backward")):
-                more = median(one[i] for one in many) - median(one[i] for one in few)
-                found[name][phase].append(round(more / (high - low), 8))
-    return found
+    return {
+        name: {phase: per_layer(by_depth, phase) for phase in PHASES}
+        for name, by_depth in in_turns(made, device).items()
+    }
 
 
 def traced_calls(kind: str, layout: str, phase: str) -> float:
@@ -206,7 +175,7 @@ def fitted() -> dict[tuple[str, str, str], float]:
         (kind, layout, phase): fmean(beyond(kind, layout, phase)[1])
         for kind in ("conv", "norm")
         for layout in ("nchw", "nhwc")
-        for phase in ("forward", "backward")
+        for phase in PHASES
     }
 
 
@@ -220,14 +189,14 @@ def tell() -> None:
     for (kind, layout, phase), calls in found.items():
         print(f"{kind}, {layout}, {phase}: {calls:.1f} calls beyond those traced")
     for layout in ("nchw", "nhwc"):
-        for phase in ("forward", "backward"):
+        for phase in PHASES:
             traced, more = beyond("conv-norm-relu", layout, phase)
             own = traced + found["conv", layout, phase] + found["norm", layout, phase]
             print(
                 f"held out, conv-norm-relu, {layout}, {phase}: {traced:.1f} traced, {own:.1f} forecast, "
                 f"{traced + fmean(more):.1f} measured, {fmean(again(layout, phase)):.1f} on another machine"
             )
-    for name, phase in product(("vit", "gpt2"), ("forward", "backward")):
+    for name, phase in product(("vit", "gpt2"), PHASES):
         told = ", ".join(f"{calls:.1f}" for calls in measured_calls(name, phase, AGAIN))
         print(f"a layer of {name}, {phase}: {calls_of_layer(name, phase):.1f} traced, {told} measured")
 

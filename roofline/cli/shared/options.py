@@ -46,10 +46,11 @@ Suite = Annotated[
     str | None,
     Option(
         help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), "
+        "patch (whole layers patched by `flopcast.patch`), "
         "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, images, precisions or "
         "bitsandbytes (QLoRA, AdamW in 8 bits).",
         autocompletion=one_of(
-            ("quick", "standard", "fused", "fine-tune", "inference", "images", "precisions", "bitsandbytes")
+            ("quick", "standard", "fused", "patch", "fine-tune", "inference", "images", "precisions", "bitsandbytes")
         ),
     ),
 ]

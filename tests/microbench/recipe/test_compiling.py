@@ -39,11 +39,15 @@ def test_graphs_are_noted_while_they_run() -> None:
     compile_model(step, "compile")
     with graphs_run() as codes:
         step.backward(step.forward())
+    with graphs_run() as again:
+        step.backward(step.forward())
+        step.forward()
     with graphs_run() as later:
         pass
-    counts = phase_counts(codes.values())
+    counts = phase_counts(codes)
     assert counts["forward"] == {"launch": 2.0, "graph": 1.0}
     assert counts["backward"]["launch"] == 3.0  # two gradients of weights, one of what lies between
+    assert phase_counts(again)["forward"] == {"launch": 4.0, "graph": 2.0}
     assert not later
     forget("compile")
 

@@ -18,6 +18,7 @@ from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
 from flopcast.microbench.timing.device import describe
+from flopcast.microbench.timing.telemetry import Reading
 from flopcast.roofline.stream.model.models import make_config
 
 CPU = torch.device("cpu")
@@ -141,6 +142,20 @@ def test_rounds_of_short_steps_are_as_long_as_asked_for(
     timing = time_step(cast(training_step.TrainingStep, step), rounds=2, warm_up=1, least_round_seconds=least)
     assert step.runs == 1 + 2 * in_a_round
     assert timing.step_seconds == pytest.approx([0.008] * 2)
+
+
+@pytest.mark.parametrize(("is_held", "in_a_round"), [(False, 5), (True, 125)])
+def test_a_step_that_meets_the_power_limit_is_timed_for_longer(
+    monkeypatch: pytest.MonkeyPatch, is_held: bool, in_a_round: int
+) -> None:
+    step = Clocked()
+    monkeypatch.setattr("flopcast.microbench.steps.measure.time.perf_counter", lambda: step.now)
+    reading = Reading(clock_mhz=1740.0, throttle_reasons=("sw_power_cap",) if is_held else ("gpu_idle",))
+    timing = time_step(cast(training_step.TrainingStep, step), rounds=2, warm_up=1, read=lambda: reading)
+    assert timing.steps_per_round == in_a_round
+    assert step.runs == 1 + 2 * 5 + (2 * 125 if is_held else 0)
+    assert timing.step_seconds == pytest.approx([0.008] * 2)
+    assert timing.reading == reading
 
 
 def test_operators_of_a_step() -> None:

@@ -1,0 +1,191 @@
+"""Measures what entering small compiled graphs costs the host: those of models whose layers break.
+
+    python -m studies.calls.breaks OUT.json --mode compile      measures, on a GPU, in a process of its own
+    python -m studies.calls.breaks                              what the committed processes say
+
+Stacks of two depths whose layers are one graph together, or break into two or four pieces each, of one linear layer a
+piece or of three; tiny Qwen3s, whose graph is whole and calibrates a host; tiny mixtures of experts, which break by
+themselves. They take turns, on an idle device, under autocast in bf16. OUT.json gets by model and depth the seconds of
+each phase and round, and what its graphs launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flopcast.microbench.recipe.compiling import graphs_run, phase_counts
+from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
+from flopcast.microbench.recipe.training_step import build
+from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
+from studies.calls.turns import PHASES, Forward, in_turns
+from studies.command import parser_of
+
+WIDTH, ROWS = 64, 64
+PIECES, LINEARS = (1, 2, 4), (1, 3)
+DEPTHS = (4, 12)
+DEPTHS_OF_MODELS = (2, 6)
+BATCH, SEQ = 2, 64
+FIRST_STEPS = 3  # compile, record CUDA graphs, replay them once
+
+
+def piece(linears: int) -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(WIDTH), *(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(linears)))
+
+
+class Whole(nn.Module):
+    """Layers without a break: torch.compile makes one graph of all."""
+
+    def __init__(self, depth: int, linears: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(piece(4 * linears) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class InTwo(nn.Module):
+    """A layer that breaks once."""
+
+    def __init__(self, linears: int) -> None:
+        super().__init__()
+        self.a, self.b = piece(2 * linears), piece(2 * linears)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        torch._dynamo.graph_break()
+        z: Tensor = self.b(y)
+        return x + z
+
+
+class InFour(nn.Module):
+    """A layer that breaks three times."""
+
+    def __init__(self, linears: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (piece(linears) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        torch._dynamo.graph_break()
+        y = self.b(y)
+        torch._dynamo.graph_break()
+        y = self.c(y)
+        torch._dynamo.graph_break()
+        z: Tensor = self.d(y)
+        return x + z
+
+
+class Broken(nn.Module):
+    """Layers that break, in a loop that dynamo leaves to Python."""
+
+    def __init__(self, depth: int, layer: Callable[[int], nn.Module], linears: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(linears) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def stack(pieces: int, depth: int, linears: int) -> nn.Module:
+    if pieces == 1:
+        return Whole(depth, linears)
+    return Broken(depth, {2: InTwo, 4: InFour}[pieces], linears)
+
+
+def compiled_stack(pieces: int, depth: int, linears: int, mode: str, device: torch.device) -> Forward:
+    model = stack(pieces, depth, linears).to(device)
+    runs: Any = torch.compile(model, mode=TORCH_MODES[mode])
+    rows = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
+
+    def forward() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        rows.grad = None
+        with torch.autocast(device.type, torch.bfloat16):
+            found: Tensor = runs(rows)
+        return found.float().sum()
+
+    return forward
+
+
+def experts(number: int) -> Config:
+    tiny = {
+        "hidden_size": 128, "moe_intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 64, "num_experts": number, "num_experts_per_tok": 2, "vocab_size": 1024,
+    }  # fmt: skip
+    return load_config("qwen3-moe") | tiny
+
+
+MODELS = {"qwen3": make_config(width=256, depth=2, vocab=1024), "experts-8": experts(8), "experts-32": experts(32)}
+
+
+def compiled_model(config: Config, depth: int, mode: str, device: torch.device) -> Forward:
+    step = build(with_depth(config, depth), device, Recipe(batch=BATCH, seq=SEQ))
+    step.model = torch.compile(step.model, mode=TORCH_MODES[mode])  # type: ignore[assignment]
+
+    def forward() -> Tensor:
+        step.zero_grad()
+        loss: Tensor = step.forward()
+        return loss
+
+    return forward
+
+
+def builders(mode: str, device: torch.device) -> dict[str, dict[int, Callable[[], Forward]]]:
+    """Functions that make each model by depth; those that no break divides first, of whose code dynamo then compiles
+    the loop."""
+    found: dict[str, dict[int, Callable[[], Forward]]] = {}
+    for pieces in PIECES:
+        for linears in LINEARS:
+            found[f"in {pieces}/{linears} linears"] = {
+                depth: partial(compiled_stack, pieces, depth, linears, mode, device) for depth in DEPTHS
+            }
+    for name, config in MODELS.items():
+        found[name] = {depth: partial(compiled_model, config, depth, mode, device) for depth in DEPTHS_OF_MODELS}
+    return found
+
+
+def measured(mode: str, device: torch.device) -> dict[str, Any]:
+    made: dict[str, dict[int, Forward]] = {}
+    counts: dict[str, dict[int, Any]] = {}
+    for name, own in builders(mode, device).items():
+        made[name], counts[name] = {}, {}
+        for depth, make in own.items():
+            forward = make()
+            with graphs_run() as codes:
+                forward().backward()
+            counts[name][depth] = phase_counts(codes)
+            for _ in range(FIRST_STEPS - 1):
+                forward().backward()
+            made[name][depth] = forward
+            print(f"{name}, depth {depth}: {counts[name][depth]}", flush=True)
+    return {
+        name: {
+            depth: {phase: {"seconds": seconds[phase], **counts[name][depth][phase]} for phase in PHASES}
+            for depth, seconds in by_depth.items()
+        }
+        for name, by_depth in in_turns(made, device).items()
+    }
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--mode", default="compile", choices=[mode for mode in TORCH_MODES if mode != "eager"])
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    given.out.write_text(json.dumps(measured(given.mode, device)))
+
+
+if __name__ == "__main__":
+    main()
