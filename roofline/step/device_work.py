@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -53,7 +54,18 @@ WITHOUT_GRADIENTS = 0.82
 
 # The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
 # a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
-PIECE_SHARE = 0.84
+PIECE_SHARE = 0.79
+
+# The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
+# layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
+# engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four.
+FURTHER_GRAPH = {"compile": (0.18, 0.20), "compile-graphs": (0.31, 0.16)}
+
+# Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
+# and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
+# and the wait for the numbers of rows. From tiny mixtures of experts of that study, the mean of both modes (39 and 12
+# calls, 10 and -5).
+GROUP_BY_GROUP = (26.0, 3.0)
 
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
@@ -250,15 +262,16 @@ def device_work(
         if not is_first and i not in waits:
             known[key] = one
     if calls := stream.meta.get("graphs"):
-        costs = host.graph_costs(stream.meta["mode"])
-        share = PIECE_SHARE if _is_cut(stream) else 1.0
-        timed = _in_graphs(timed, calls, costs, stream.meta["mode"] == "compile-graphs", share)
+        mode = stream.meta["mode"]
+        timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls))
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
 
 def _calls_beyond(stream: Stream, op: Op) -> float:
     """Calls that an operation costs the host beyond one."""
+    if op.name == "aten._grouped_mm.default" and stream.meta.get("graphs"):
+        return GROUP_BY_GROUP[op.phase == "backward"]
     heavier = HEAVIER.get(packet(op.name))
     if heavier is None or op.phase == "optimizer":
         return 0.0
@@ -274,13 +287,14 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
 
 
 def _in_graphs(
-    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool, share: float
-) -> list[TimedOp]:
+    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool,
+    shares: Iterable[float],
+) -> list[TimedOp]:  # fmt: skip
     """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
-    graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `share`: of the cost
+    graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `shares`: of the cost
     of entering a graph, that of each of these."""
     found = list(ops)
-    for number, (_, first, last) in enumerate(calls, 1):
+    for number, ((_, first, last), share) in enumerate(zip(calls, shares, strict=True), 1):
         replay = number if is_captured else 0
         known: dict[int, TimedOp] = {}
         for i in range(first, last + 1):
@@ -290,6 +304,19 @@ def _in_graphs(
         if first <= last:
             found[first] = replace(found[first], host_seconds=costs.launch + share * costs.entry(found[first].phase))
     return found
+
+
+def _shares(stream: Stream, calls: Iterable[tuple[str, int, int]]) -> Iterator[float]:
+    """Yields, by call of a graph, the share of the cost of entering a whole model's that entering it costs: the least
+    for those that follow in a phase in which graphs recur, as those of layers that break do. On several GPUs, where
+    hooks enter dynamo around each, what is left is counted in calls (`step.communication`)."""
+    for phase, entered in groupby(calls, lambda call: stream.ops[call[1]].phase):
+        labels = [label for label, _, _ in entered]
+        further = 1.0
+        if stream.meta.get("parallel") is None and len(set(labels)) < len(labels):
+            further = FURTHER_GRAPH[stream.meta["mode"]][phase == "backward"]
+        of_all = PIECE_SHARE if _is_cut(stream) else 1.0
+        yield from (of_all, *[of_all * further] * (len(labels) - 1))
 
 
 def _is_cut(stream: Stream) -> bool:

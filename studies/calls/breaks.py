@@ -6,7 +6,12 @@
 Stacks of two depths whose layers are one graph together, or break into two or four pieces each, of one linear layer a
 piece or of three; tiny Qwen3s, whose graph is whole and calibrates a host; tiny mixtures of experts, which break by
 themselves. They take turns, on an idle device, under autocast in bf16. OUT.json gets by model and depth the seconds of
-each phase and round, and what its graphs launch.
+each phase and round, and what its graphs launch (of "compile-graphs", whose replays do not tell, as of "compile").
+
+What a further graph costs is what a layer of a broken stack takes beyond its launches, over its graphs; a launch costs
+what a layer of a stack without a break takes over its launches. Both are told in what the process's Qwen3 makes of the
+shipped host's costs: `device_work.FURTHER_GRAPH`. What a layer of experts takes beyond its launches, graphs and calls
+is what torch.library spends around transformers' operator: `device_work.GROUP_BY_GROUP`.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -23,10 +29,18 @@ from torch import Tensor, nn
 from flopcast.microbench.recipe.compiling import graphs_run, phase_counts
 from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import build
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import HostCosts, default_host
+from flopcast.roofline.gpu.profile.host_graphs import MODES
+from flopcast.roofline.step.device_work import FURTHER_GRAPH, GROUP_BY_GROUP, device_work
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
+from flopcast.roofline.stream.model.run import Run
 from studies.calls.turns import PHASES, Forward, in_turns
 from studies.command import parser_of
+from studies.imports import ROOT
 
+FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "broken"
 WIDTH, ROWS = 64, 64
 PIECES, LINEARS = (1, 2, 4), (1, 3)
 DEPTHS = (4, 12)
@@ -178,11 +192,104 @@ def measured(mode: str, device: torch.device) -> dict[str, Any]:
     }
 
 
+def kept(mode: str) -> dict[str, Any]:
+    """The committed process of a mode, with the launches of "compile"."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{mode}.json").read_text())
+    known: dict[str, Any] = json.loads((FOLDER / "compile.json").read_text())
+    for name, by_depth in found.items():
+        for depth, phases in by_depth.items():
+            for phase, told in phases.items():
+                told["launch"] = known[name][depth][phase]["launch"]
+    return found
+
+
+def a_layer(found: dict[str, Any], name: str, phase: str) -> tuple[float, float, float]:
+    """(seconds, launches, graphs) that a layer adds."""
+    (low, few), (high, many) = sorted((int(depth), phases[phase]) for depth, phases in found[name].items())
+    times = [median(told["seconds"]) for told in (few, many)]
+    more = (times[1] - times[0], many["launch"] - few["launch"], many["graph"] - few["graph"])
+    seconds, launches, graphs = (value / (high - low) for value in more)
+    return seconds, launches, graphs
+
+
+def pace(found: dict[str, Any], mode: str) -> float:
+    """How much longer the process's whole Qwen3s took than the shipped host's costs make of them."""
+    costs = default_host().graph_costs(mode)
+    measured = forecast = 0.0
+    for phases in found["qwen3"].values():
+        for phase, told in phases.items():
+            measured += median(told["seconds"])
+            forecast += costs.launch * told["launch"] + costs.entry(phase)
+    return measured / forecast
+
+
+def launch_seconds(found: dict[str, Any], phase: str) -> float:
+    layers = [a_layer(found, f"in 1/{linears} linears", phase) for linears in LINEARS]
+    return sum(seconds for seconds, _, _ in layers) / sum(launches for _, launches, _ in layers)
+
+
+def further_graph(mode: str, phase: str) -> float:
+    """What entering a further graph of a phase costs, over its first as the shipped host has it: the mean of stacks."""
+    found = kept(mode)
+    launch = launch_seconds(found, phase)
+    each = []
+    for pieces in PIECES[1:]:
+        for linears in LINEARS:
+            seconds, launches, graphs = a_layer(found, f"in {pieces}/{linears} linears", phase)
+            each.append((seconds - launch * launches) / graphs)
+    return fmean(each) / pace(found, mode) / default_host().graph_costs(mode).entry(phase)
+
+
+def group_by_group(mode: str, phase: str) -> float:
+    """Calls that an operator of experts costs beyond those that it makes, of the phase's own cost: the mean of both
+    numbers of experts. In the backward for each of its two products."""
+    host, found = default_host(), kept(mode)
+    costs, launch = host.graph_costs(mode), launch_seconds(found, phase)
+    beyond = []
+    for name in ("experts-8", "experts-32"):
+        seconds, launches, graphs = a_layer(found, name, phase)
+        entering = FURTHER_GRAPH[mode][PHASES.index(phase)] * costs.entry(phase) * graphs
+        between = eager_seconds(MODELS[name], mode, phase, host)
+        beyond.append((seconds - launch * launches) / pace(found, mode) - entering - between)
+    operators = 2 if phase == "forward" else 4
+    call: float = getattr(host, phase)["launch"]
+    return fmean(beyond) / operators / call
+
+
+def eager_seconds(config: Config, mode: str, phase: str, host: HostCosts) -> float:
+    """Host seconds of a layer's calls outside of graphs, each as one call."""
+    profile = find_profile("nvidia-h200")
+    run = Run(batch=BATCH, seq=SEQ, mode=mode)
+    sums: list[float] = []
+    for depth in DEPTHS_OF_MODELS:
+        stream = get_stream(with_depth(config, depth), run.traced_on(run.device_of(profile.device)))
+        inside = {i for _, first, last in stream.meta["graphs"] for i in range(first, last + 1)}
+        timed = device_work(stream, run, profile, host)
+        own = [i for i, op in enumerate(stream.ops) if op.phase == phase and i not in inside]
+        grouped = sum(stream.ops[i].name == "aten._grouped_mm.default" for i in own)
+        charged = GROUP_BY_GROUP[PHASES.index(phase)] * getattr(host, phase)["launch"] * grouped
+        sums.append(sum(timed[i].host_seconds for i in own) - charged)
+    low, high = DEPTHS_OF_MODELS
+    return (sums[1] - sums[0]) / (high - low)
+
+
+def tell() -> None:
+    for mode in MODES:
+        for phase in PHASES:
+            print(f"{mode}, {phase}: a further graph costs {further_graph(mode, phase):.2f} of the first")
+            print(
+                f"{mode}, {phase}: an operator of experts costs {group_by_group(mode, phase):.0f} calls beyond its own"
+            )
+
+
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--mode", default="compile", choices=[mode for mode in TORCH_MODES if mode != "eager"])
+    parser.add_argument("--mode", default="compile", choices=MODES)
     given = parser.parse_args()
+    if given.out is None:
+        tell()
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given.out.write_text(json.dumps(measured(given.mode, device)))
 

@@ -2,8 +2,8 @@
 
     python -m studies.compiled.timeline [--out timeline.md]
 
-The launches are those of the recorded code, the host is the shipped one. Up to three other processes ran on the
-recorded host, so that steps which it bounds say little.
+The launches are those of the recorded code; the host is the shipped one, with the costs of graphs that were fitted to
+the recorded steps. Up to three other processes ran on the recorded host, so that steps which it bounds say little.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import median
 
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.gpu.profile.host_graphs import MODES
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.uncertainty import Interval
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from studies.command import parser_of
-from studies.compiled.host import SEVERAL_CALLS
+from studies.compiled.host import SEVERAL_CALLS, recorded_host
 from studies.compiled.record import CASES
 from studies.compiled.recorded import FOLDER, eager_stream, graphs_of, record_of, run_of
 from studies.compiled.steps import GPU
@@ -29,7 +30,7 @@ TOLD = """# Recorded compiled steps beside their forecasts, in both modes
 
 `python -m studies.compiled.timeline`. The launches are those of the recorded code; device times are of the laws as they
 are today, some of which were fitted to kernels of these steps (`generated.md`, `kernels.md`); the host is the shipped
-one, whose costs of compiled graphs were fitted to these very steps (held out one by one: `python -m
+one, but for its costs of compiled graphs, which were fitted to these very steps (held out one by one: `python -m
 studies.compiled.host`). So this shows that the parts fit together; steps that nothing was fitted to are in
 [compiled-validation](../compiled-validation/README.md).
 """
@@ -85,7 +86,7 @@ def row_of(one: Timed) -> list[str]:
 
 def timed_steps(names: Collection[str] | None = None) -> Iterator[Timed]:
     """The recorded steps that were timed, of `names` or all, beside their forecasts by the shipped profile and host."""
-    profile = find_profile(GPU)
+    profile = find_profile(GPU).with_host(recorded_host(default_host()))
     for case in CASES:
         if names is not None and case.name not in names:
             continue

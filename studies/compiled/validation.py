@@ -170,6 +170,12 @@ def is_judged(row: StepComparison) -> bool:
     return not is_seen(row) and not row.used_in_intervals
 
 
+def breaks(row: StepComparison) -> bool:
+    """Whether the step's layers break, as those of mixtures of experts do: what entering their many graphs costs the
+    host is known from one process (`studies.calls.breaks`), so that they are told apart."""
+    return bool(row.plan.config.get("num_experts"))
+
+
 def report(gpu: str, found: dict[str, list[StepComparison]]) -> str:
     rows = [row for one in found.values() for row in one]
     done = [row for row in rows if row.step.error is not None]
@@ -186,7 +192,7 @@ def report(gpu: str, found: dict[str, list[StepComparison]]) -> str:
 def _summary(found: dict[str, list[StepComparison]]) -> Sequence[list[str]]:
     lines = []
     for mode, rows in found.items():
-        own = [row for row in rows if is_judged(row)]
+        own = [row for row in rows if is_judged(row) and not breaks(row)]
         by_bound = {
             "device-bound": [row for row in own if not row.is_host_bound],
             "host-bound": [row for row in own if row.is_host_bound],
@@ -207,6 +213,16 @@ def _summary(found: dict[str, list[StepComparison]]) -> Sequence[list[str]]:
         _errors("recorded on another card before", name, [row.parts[name] for row in seen])
         for name in ("device", "peak")
     ]
+    broken = [row for rows in found.values() for row in rows if breaks(row)]
+    for bound in ("device", "host"):
+        if some := [row for row in broken if row.is_host_bound == (bound == "host")]:
+            name = f"experts, whose layers break, {bound}-bound"
+            lines += [
+                _errors(name, "device", [row.device for row in some]),
+                _errors(name, "step, shipped host", [row.profile_host_step for row in some]),
+                _errors(name, "step, host in the run", [row.step for row in some]),
+                _errors(name, "peak", [row.peak for row in some]),
+            ]
     return lines
 
 

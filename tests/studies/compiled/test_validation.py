@@ -7,10 +7,11 @@ from statistics import median
 
 import pytest
 
+from flopcast.roofline.step.priced_step import MANY_GRAPHS_TOLD
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.compiled.validate import MODES
-from studies.compiled.validation import FOLDERS, compared, is_judged, kept_stream, launched, report
+from studies.compiled.validation import FOLDERS, breaks, compared, is_judged, kept_stream, launched, report
 from studies.shipped.intervals import estimate
 
 Steps = dict[str, list[StepComparison]]
@@ -32,7 +33,7 @@ def errors(parts: list[Part]) -> list[float]:
 
 
 def unseen(rows: list[StepComparison]) -> list[StepComparison]:
-    return [row for row in rows if row.step.error is not None and is_judged(row)]
+    return [row for row in rows if row.step.error is not None and is_judged(row) and not breaks(row)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -66,10 +67,30 @@ def test_compiled_steps_take_the_time_that_is_forecast(steps: Steps) -> None:
     rows = unseen(steps["compile"])
     device_bound = errors([row.in_a_row for row in rows if not row.is_host_bound])
     host_bound = errors([row.in_a_row for row in rows if row.is_host_bound])
+    shipped = [row.profile_host_step for row in rows if row.is_host_bound]
+    assert median(errors(shipped)) <= 0.115
+    assert max(errors(shipped)) <= 0.21
+    assert abs(median(part.error for part in shipped if part.error is not None)) <= 0.03
     assert median(device_bound) <= 0.013
     assert sorted(device_bound)[-2] <= 0.065
     assert median(host_bound) <= 0.08
     assert max(host_bound) <= 0.14
+
+
+def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -> None:
+    """Mixtures of experts, which enter up to 166 graphs."""
+    rows = [row for mode in MODES for row in steps[mode] if breaks(row)]
+    assert len(rows) == 10
+    assert sum(bool(row.step.is_within and row.profile_host_step.is_within) for row in rows) >= 9
+    device_bound = [row for row in rows if not row.is_host_bound]
+    assert max(errors([row.device for row in device_bound])) <= 0.02
+    assert median(errors([row.profile_host_step for row in device_bound])) <= 0.015
+    host_bound = [row.profile_host_step.error or 0.0 for row in rows if row.is_host_bound]
+    assert len(host_bound) == 4
+    low, high = sorted(host_bound)[:: len(host_bound) - 1]
+    assert f"{100 * -high:.0f} to {100 * -low:.0f}% short" in MANY_GRAPHS_TOLD
+    assert median(host_bound) >= -0.18
+    assert max(errors([row.peak for row in rows])) <= 0.009
 
 
 def test_intervals_hold_what_they_say(steps: Steps) -> None:
@@ -84,6 +105,11 @@ def test_intervals_hold_what_they_say(steps: Steps) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_as_many_generated_kernels_are_launched_as_were_seen(mode: str) -> None:
     found = launched(H200, mode)
+    assert len(found) >= 25
+    broken = {name: pair for name, pair in found.items() if "moe" in name}
+    assert len(broken) == 4
+    assert all(abs(told - seen) <= 1 for told, seen in broken.values())
+    found = {name: pair for name, pair in found.items() if name not in broken}
     assert len(found) >= 25
     off = {name: abs(told / seen - 1.0) for name, (told, seen) in found.items() if told != seen}
     assert len(off) <= 1

@@ -1,4 +1,4 @@
-"""A step of many compiled graphs says what entering them is taken to cost, where that decides."""
+"""A step of many compiled graphs says how far such forecasts were off, where the host decides."""
 
 from __future__ import annotations
 
