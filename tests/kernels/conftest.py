@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,9 @@ def in_subprocess(arguments: list[str], **environment: str) -> str:
 
 
 @pytest.fixture
-def run_interpreted() -> Callable[[str], None]:
-    """Runs the tests of a file `interpreted_*.py` of this folder in Triton's interpreter."""
-
-    def run(name: str) -> None:
-        triton_version, numpy_version = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
-        if triton_version < (3, 7) and numpy_version >= (2, 4):
-            pytest.skip("the interpreter of triton < 3.7 fails on range() with numpy >= 2.4")
-        # hidden from CUDA: the interpreter works on CPU tensors
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--noconftest"]
-        in_subprocess(["-m", "pytest", *options, str(HERE / name)], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-
-    return run
+def in_own_process() -> Callable[..., str]:
+    """`in_subprocess`."""
+    return in_subprocess
 
 
 @pytest.fixture

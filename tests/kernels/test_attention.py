@@ -219,11 +219,6 @@ def test_cuda_operators_take_what_the_calls_pass(backend: str) -> None:
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
-def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_attention.py")
-
-
 # --- On a GPU ---
 
 GPU_SHAPES = [

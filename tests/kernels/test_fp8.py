@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -72,11 +71,6 @@ def test_scales_give_the_numbers_back(per_row: bool) -> None:
     assert scale.shape == ((5, 1) if per_row else (1, 1))
     largest = x.abs().amax(-1, keepdim=True) if per_row else x.abs().max()
     assert ((q.float() * scale - x).abs() <= largest * 2.0**-4).all()
-
-
-def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_fp8.py")
 
 
 @pytest.mark.gpu

@@ -22,11 +22,6 @@ def test_a_replayed_call_launches_what_an_ordinary_one_does(run_script: Callable
     }  # fmt: skip
 
 
-def test_past_the_dispatcher_as_through_it(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_direct.py")
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_replayed_calls_give_the_same_bits() -> None:
     """Of calls in bf16, of operands that lie elsewhere at every call; products in shapes of all ways to share them."""

@@ -217,11 +217,6 @@ def test_importing_the_kernels_imports_no_triton_kernels() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_matmul.py")
-
-
 # --- On a GPU ---
 
 SIZES = [(1, 1, 1), (17, 129, 33), (128, 128, 64), (1024, 1024, 1024), (1024, 3072, 1000), (4096, 1536, 2049)]

@@ -176,11 +176,6 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 
-def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_memory.py")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_configurations_fit_the_part(run_script: Callable[..., str]) -> None:
     with ThreadPoolExecutor(2) as pool:

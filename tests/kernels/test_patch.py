@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-
-
-def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    pytest.importorskip("transformers")
-    run_interpreted("interpreted_patch.py")
 
 
 @pytest.mark.gpu

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from flopcast.kernels.read import BLOCK, prepare
 from flopcast.kernels.references import BackendUnavailable
-
-
-def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    pytest.importorskip("triton")
-    run_interpreted("interpreted_read.py")
 
 
 def test_a_processor_has_no_such_kernel() -> None:
