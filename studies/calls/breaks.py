@@ -41,6 +41,7 @@ from studies.command import parser_of
 from studies.imports import ROOT
 
 FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "broken"
+RUNS = ("1", "2")  # on two H200s
 WIDTH, ROWS = 64, 64
 PIECES, LINEARS = (1, 2, 4), (1, 3)
 DEPTHS = (4, 12)
@@ -192,10 +193,10 @@ def measured(mode: str, device: torch.device) -> dict[str, Any]:
     }
 
 
-def kept(mode: str) -> dict[str, Any]:
-    """The committed process of a mode, with the launches of "compile"."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{mode}.json").read_text())
-    known: dict[str, Any] = json.loads((FOLDER / "compile.json").read_text())
+def kept(mode: str, run: str) -> dict[str, Any]:
+    """The committed process of a mode, of one of RUNS, with the launches of "compile"."""
+    found: dict[str, Any] = json.loads((FOLDER / run / f"{mode}.json").read_text())
+    known: dict[str, Any] = json.loads((FOLDER / run / "compile.json").read_text())
     for name, by_depth in found.items():
         for depth, phases in by_depth.items():
             for phase, told in phases.items():
@@ -228,9 +229,9 @@ def launch_seconds(found: dict[str, Any], phase: str) -> float:
     return sum(seconds for seconds, _, _ in layers) / sum(launches for _, launches, _ in layers)
 
 
-def further_graph(mode: str, phase: str) -> float:
+def further_graph(mode: str, phase: str, run: str) -> float:
     """What entering a further graph of a phase costs, over its first as the shipped host has it: the mean of stacks."""
-    found = kept(mode)
+    found = kept(mode, run)
     launch = launch_seconds(found, phase)
     each = []
     for pieces in PIECES[1:]:
@@ -240,10 +241,10 @@ def further_graph(mode: str, phase: str) -> float:
     return fmean(each) / pace(found, mode) / default_host().graph_costs(mode).entry(phase)
 
 
-def group_by_group(mode: str, phase: str) -> float:
+def group_by_group(mode: str, phase: str, run: str) -> float:
     """Calls that an operator of experts costs beyond those that it makes, of the phase's own cost: the mean of both
     numbers of experts. In the backward for each of its two products."""
-    host, found = default_host(), kept(mode)
+    host, found = default_host(), kept(mode, run)
     costs, launch = host.graph_costs(mode), launch_seconds(found, phase)
     beyond = []
     for name in ("experts-8", "experts-32"):
@@ -276,10 +277,14 @@ def eager_seconds(config: Config, mode: str, phase: str, host: HostCosts) -> flo
 def tell() -> None:
     for mode in MODES:
         for phase in PHASES:
-            print(f"{mode}, {phase}: a further graph costs {further_graph(mode, phase):.2f} of the first")
-            print(
-                f"{mode}, {phase}: an operator of experts costs {group_by_group(mode, phase):.0f} calls beyond its own"
-            )
+            shares = [further_graph(mode, phase, run) for run in RUNS]
+            calls = [group_by_group(mode, phase, run) for run in RUNS]
+            print(f"{mode}, {phase}: a further graph costs {fmean(shares):.2f} of the first ({_each(shares, '.2f')})")
+            print(f"  an operator of experts {fmean(calls):.0f} calls beyond its own ({_each(calls, '.0f')})")
+
+
+def _each(values: list[float], form: str) -> str:
+    return ", ".join(f"{value:{form}}" for value in values)
 
 
 def main() -> None:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from flopcast.roofline.gpu.profile.host_graphs import MODES
 from flopcast.roofline.step.device_work import FURTHER_GRAPH
-from studies.calls.breaks import LINEARS, PIECES, a_layer, further_graph, kept, launch_seconds
+from studies.calls.breaks import LINEARS, PIECES, RUNS, a_layer, further_graph, kept, launch_seconds
 from studies.calls.turns import PHASES
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_further_graph_costs_what_was_measured(mode: str) -> None:
     for phase, share in zip(PHASES, FURTHER_GRAPH[mode], strict=True):
-        assert further_graph(mode, phase) == pytest.approx(share, abs=0.006)
+        assert fmean(further_graph(mode, phase, run) for run in RUNS) == pytest.approx(share, abs=0.006)
 
 
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_more_pieces_a_layer_breaks_into_the_longer_the_host_takes(mode: str) -> None:
-    found = kept(mode)
+def test_the_more_pieces_a_layer_breaks_into_the_longer_the_host_takes(mode: str, run: str) -> None:
+    found = kept(mode, run)
     for phase in PHASES:
         for linears in LINEARS:
             seconds = [a_layer(found, f"in {pieces}/{linears} linears", phase)[0] for pieces in PIECES[::2]]
             assert seconds[0] < seconds[1]
 
 
-def test_a_launch_costs_as_much_whatever_its_stack() -> None:
-    found = kept("compile")
+@pytest.mark.parametrize("run", RUNS)
+def test_a_launch_costs_as_much_whatever_its_stack(run: str) -> None:
+    found = kept("compile", run)
     for phase in PHASES:
         each = [
             seconds / launches for seconds, launches, _ in (a_layer(found, f"in 1/{n} linears", phase) for n in LINEARS)
