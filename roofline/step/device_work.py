@@ -58,15 +58,15 @@ PIECE_SHARE = 0.79
 
 # The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
-# engine asleep. `python -m studies.calls.breaks`, two processes on two H200s, of stacks whose layers break into two and
-# four: 0.18 and 0.36, 0.20 and 0.11; with CUDA graphs 0.31 and 0.30, 0.16 and 0.19.
-FURTHER_GRAPH = {"compile": (0.27, 0.16), "compile-graphs": (0.30, 0.18)}
+# engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of three
+# H200s: 0.18 to 0.36 and 0.11 to 0.20; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
+FURTHER_GRAPH = {"compile": (0.25, 0.16), "compile-graphs": (0.30, 0.18)}
 
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
-# and the wait for the numbers of rows. From tiny mixtures of experts of that study, the mean of both modes and both
-# processes, which lie far apart: 28 and 61 calls, with CUDA graphs 14 and 21; 6 and 23, with CUDA graphs -5.
-GROUP_BY_GROUP = (31.0, 5.0)
+# and the wait for the numbers of rows. From tiny mixtures of experts of that study, the mean of both modes, whose
+# processes lie far apart: 23 to 63 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
+GROUP_BY_GROUP = (28.0, 5.0)
 
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor

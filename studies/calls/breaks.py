@@ -41,7 +41,7 @@ from studies.command import parser_of
 from studies.imports import ROOT
 
 FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "broken"
-RUNS = ("1", "2")  # on two H200s
+RUNS = {"compile": ("1", "2", "3"), "compile-graphs": ("1", "2")}  # of each mode, on as many H200s
 WIDTH, ROWS = 64, 64
 PIECES, LINEARS = (1, 2, 4), (1, 3)
 DEPTHS = (4, 12)
@@ -277,8 +277,8 @@ def eager_seconds(config: Config, mode: str, phase: str, host: HostCosts) -> flo
 def tell() -> None:
     for mode in MODES:
         for phase in PHASES:
-            shares = [further_graph(mode, phase, run) for run in RUNS]
-            calls = [group_by_group(mode, phase, run) for run in RUNS]
+            shares = [further_graph(mode, phase, run) for run in RUNS[mode]]
+            calls = [group_by_group(mode, phase, run) for run in RUNS[mode]]
             print(f"{mode}, {phase}: a further graph costs {fmean(shares):.2f} of the first ({_each(shares, '.2f')})")
             print(f"  an operator of experts {fmean(calls):.0f} calls beyond its own ({_each(calls, '.0f')})")
 

@@ -33,19 +33,21 @@ MACHINES = {
     "H200, tenth": f"{H200}/steps-on-kernels/products",
     "H200, eleventh": f"{H200}/steps-on-kernels/products-2",
     "H200, twelfth": f"{H200}/steps-on-kernels/whole",
+    "H200, thirteenth": f"{H200}/steps-on-kernels/replayed-3",
 }
 # Steps on Triton's kernels, whose operators replay their launches, as today's do. Those of all other machines made
 # their launches anew, and are forecast by what the operators cost the host then. The eighth's host was calibrated with
 # calls that are not replayed (`studies.shipped.hosts.DISTINCT`), the others' as models call. The tenth ran steps on
 # Triton's products by today's tiles, and so did the eleventh, whose kernels count from the end of the one before.
-# The twelfth ran models whose layers are whole, in rounds of a second where the power limit holds the clock.
-EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH = (
-    f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth")
+# The twelfth ran models whose layers are whole, and the thirteenth the eighth's steps, in rounds of a second where the
+# power limit holds the clock.
+EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH = (
+    f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth")
 )
 REPLAYING = {
     EIGHTH: "H200, Triton's kernels, replayed", NINTH: "H200, Triton's kernels, replayed again",
     TENTH: "H200, Triton's products by today's tiles", ELEVENTH: "H200, Triton's products, each by itself",
-    TWELFTH: "H200, whole layers",
+    TWELFTH: "H200, whole layers", THIRTEENTH: "H200, Triton's kernels, long rounds",
 }  # fmt: skip
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
 # Steps on Triton's products that ran before a law chose their tiles. Forecasts are of today's faster tiles, so that all

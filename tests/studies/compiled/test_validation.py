@@ -84,12 +84,12 @@ def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -
     assert sum(bool(row.step.is_within and row.profile_host_step.is_within) for row in rows) >= 9
     device_bound = [row for row in rows if not row.is_host_bound]
     assert max(errors([row.device for row in device_bound])) <= 0.02
-    assert median(errors([row.profile_host_step for row in device_bound])) <= 0.036
+    assert median(errors([row.profile_host_step for row in device_bound])) <= 0.028
     host_bound = [row.profile_host_step.error or 0.0 for row in rows if row.is_host_bound]
     assert len(host_bound) == 4
     low, high = sorted(host_bound)[:: len(host_bound) - 1]
     assert f"{100 * -high:.0f} to {100 * -low:.0f}% short" in MANY_GRAPHS_TOLD
-    assert median(host_bound) >= -0.15
+    assert median(host_bound) >= -0.165
     assert max(errors([row.peak for row in rows])) <= 0.009
 
 
