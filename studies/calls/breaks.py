@@ -8,10 +8,10 @@ piece or of three; tiny Qwen3s, whose graph is whole and calibrates a host; tiny
 themselves. They take turns, on an idle device, under autocast in bf16. OUT.json gets by model and depth the seconds of
 each phase and round, and what its graphs launch (of "compile-graphs", whose replays do not tell, as of "compile").
 
-What a further graph costs is what a layer of a broken stack takes beyond its launches, over its graphs; a launch costs
-what a layer of a stack without a break takes over its launches. Both are told in what the process's Qwen3 makes of the
-shipped host's costs: `device_work.FURTHER_GRAPH`. What a layer of experts takes beyond its launches, graphs and calls
-is what torch.library spends around transformers' operator: `device_work.GROUP_BY_GROUP`.
+A launch costs what a layer of a stack without a break takes, over its launches. A further graph costs what a layer of a
+broken stack takes beyond its launches, over its graphs: `device_work.FURTHER_GRAPH`. An operator of experts costs what
+a layer of experts takes beyond its launches, graphs and calls: `device_work.GROUP_BY_GROUP`. Seconds are divided by how
+much longer the process's Qwen3 took than the shipped host's costs say, so that they are the shipped host's.
 """
 
 from __future__ import annotations

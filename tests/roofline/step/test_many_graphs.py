@@ -1,4 +1,4 @@
-"""A step of many compiled graphs says how far such forecasts were off, where the host decides."""
+"""A step of many compiled graphs: a further one costs the host a part of the first, and a warning says how sure it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host_graphs import MODES
 from flopcast.roofline.step import priced_step
+from flopcast.roofline.step.device_work import FURTHER_GRAPH, _shares
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream
@@ -31,3 +33,22 @@ def test_many_graphs_of_a_step_that_its_host_bounds_are_told(
     monkeypatch.setattr(priced_step, "MANY_GRAPHS", graphs)
     again = PricedStep(stream, run, find_profile("nvidia-h200"))
     assert any(told in warning for warning in again.warnings) == is_told
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_that_recur_cost_the_host_a_part_of_a_phases_first(root: Path, mode: str) -> None:
+    stream = op_stream.load(root / STREAMS / f"qwen3-moe-d4-4x128-{mode}.json.gz")
+    calls = stream.meta["graphs"]
+    phases = [stream.ops[first].phase for _, first, _ in calls]
+    shares = list(_shares(stream, calls))
+    firsts = [phases.index("forward"), phases.index("backward")]
+    for i, (phase, share) in enumerate(zip(phases, shares, strict=True)):
+        assert share == (1.0 if i in firsts else FURTHER_GRAPH[mode][phase == "backward"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_of_a_model_that_breaks_once_cost_as_much_each(root: Path, mode: str) -> None:
+    """GPT-2's loss is a graph of its own, of which recorded steps do not say that it costs less."""
+    stream = op_stream.load(root / STREAMS / f"gpt2-4x256-{mode}.json.gz")
+    calls = stream.meta["graphs"]
+    assert list(_shares(stream, calls)) == [1.0] * 4
