@@ -1,4 +1,4 @@
-"""A step of many compiled graphs: a further one costs the host a part of the first, and a warning says how sure it is."""
+"""A step of many compiled graphs: a further one costs the host a part of the first; a warning says how sure it is."""
 
 from __future__ import annotations
 
