@@ -16,6 +16,7 @@ from studies.shipped.intervals import estimate
 
 Steps = dict[str, list[StepComparison]]
 H200, H100 = FOLDERS
+FIRST_ON_H100 = 12  # steps in each mode, of the first two machines
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +119,8 @@ def test_as_many_generated_kernels_are_launched_as_were_seen(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewhere: Steps, mode: str) -> None:
-    """Two H100s of two machines; products and attention are those of a profile of a third."""
-    rows = elsewhere[mode]
-    assert len(rows) == 12
+    """Two H100s of two machines; products and attention are those of a profile of another."""
+    rows = elsewhere[mode][:FIRST_ON_H100]
     device, generated = errors([row.device for row in rows]), errors([row.parts["generated"] for row in rows])
     assert median(device) <= 0.013
     assert max(device) <= 0.035
@@ -133,6 +133,26 @@ def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewh
     assert all(row.profile_host_step.is_within for row in rows)
     assert median(row.device.interval_width or 0.0 for row in rows) <= 0.2
     assert all(told == seen for told, seen in launched(H100, mode).values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_families_on_an_h100_take_the_time_that_is_forecast(elsewhere: Steps, mode: str) -> None:
+    """Seven steps of another H100. GPT-2's is held apart: of its products of 50,257 columns inductor padded others
+    than on the H200, by which products are slower and memory is less."""
+    rows = elsewhere[mode][FIRST_ON_H100:]
+    assert len(rows) == 7
+    (gpt2,) = (row for row in rows if row.plan.name == "gpt2")
+    others = [row for row in rows if row is not gpt2]
+    device, generated = errors([row.device for row in others]), errors([row.parts["generated"] for row in others])
+    assert median(device) <= 0.0135
+    assert max(device) <= 0.051
+    assert median(generated) <= 0.031
+    assert max(generated) <= 0.074
+    assert max(errors([row.peak for row in others])) <= 0.023
+    assert max(errors([row.profile_host_step for row in others])) <= 0.102
+    assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 6
+    assert -0.115 <= (gpt2.device.error or 0.0) <= -0.1
+    assert 0.12 <= (gpt2.peak.error or 0.0) <= 0.13
 
 
 @pytest.mark.parametrize("gpu", FOLDERS)
