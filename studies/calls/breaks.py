@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flopcast.microbench.recipe.compiling import graphs_run, phase_counts
+from flopcast.microbench.recipe.compiling import FIRST_STEPS, compile_model, graphs_run, phase_counts
 from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import build
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -47,7 +47,6 @@ PIECES, LINEARS = (1, 2, 4), (1, 3)
 DEPTHS = (4, 12)
 DEPTHS_OF_MODELS = (2, 6)
 BATCH, SEQ = 2, 64
-FIRST_STEPS = 3  # compile, record CUDA graphs, replay them once
 
 
 def piece(linears: int) -> nn.Sequential:
@@ -100,7 +99,7 @@ class InFour(nn.Module):
 
 
 class Broken(nn.Module):
-    """Layers that break, in a loop that dynamo leaves to Python."""
+    """Layers that break, in a loop that dynamo leaves to Python, for good: it must not have the code of `Whole`'s."""
 
     def __init__(self, depth: int, layer: Callable[[int], nn.Module], linears: int) -> None:
         super().__init__()
@@ -146,7 +145,7 @@ MODELS = {"qwen3": make_config(width=256, depth=2, vocab=1024), "experts-8": exp
 
 def compiled_model(config: Config, depth: int, mode: str, device: torch.device) -> Forward:
     step = build(with_depth(config, depth), device, Recipe(batch=BATCH, seq=SEQ))
-    step.model = torch.compile(step.model, mode=TORCH_MODES[mode])  # type: ignore[assignment]
+    compile_model(step, mode)
 
     def forward() -> Tensor:
         step.zero_grad()
@@ -157,8 +156,7 @@ def compiled_model(config: Config, depth: int, mode: str, device: torch.device) 
 
 
 def builders(mode: str, device: torch.device) -> dict[str, dict[int, Callable[[], Forward]]]:
-    """Functions that make each model by depth; those that no break divides first, of whose code dynamo then compiles
-    the loop."""
+    """Functions that make each model, by its name and depth."""
     found: dict[str, dict[int, Callable[[], Forward]]] = {}
     for pieces in PIECES:
         for linears in LINEARS:
