@@ -141,7 +141,27 @@ def step_triton(
             _launch_clipped(*tensors, norm, max_norm, table.aligned, table.config, *numbers)
 
 
-_ONE = torch.ones(())
+def call_of(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+    norm: Tensor | None = None, max_norm: float = 0.0,
+) -> Callable[[], Outputs]:  # fmt: skip
+    """A call that makes this step again and again by a table of its own, made here, and returns all tensors: it can be
+    captured in a CUDA graph and keeps what the graph refers to, whatever other tables are made. Errors as
+    `step_triton`."""
+    module = load_triton("adamw", params[0])
+    table = make_table(params, grads, exp_avgs, exp_avg_sqs)
+    numbers = scalars(step, lr, beta1, beta2, eps, weight_decay)
+    kept = (*params, *grads, *exp_avgs, *exp_avg_sqs)  # of which the table has addresses alone
+
+    def run() -> Outputs:
+        if table.chunk_tensor.numel():
+            module.launch(table, numbers, norm, max_norm)
+        return kept
+
+    return run
+
+
 _SCALARS = ("decay", "beta1", "rest1", "beta2", "rest2", "step_size", "root2", "eps")  # as `scalars` gives them
 
 
@@ -234,7 +254,7 @@ class AdamW(torch.optim.Optimizer):
     def _state_of(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
         return state
@@ -285,7 +305,8 @@ class AdamW(torch.optim.Optimizer):
                 state["step"] = state["step"].cpu()
         if not states:
             return
-        torch._foreach_add_([state["step"] for state in states], _ONE, alpha=1)  # a number is made a tensor each time
+        one = torch.ones((), device="cpu")  # a number is made a tensor for each of them
+        torch._foreach_add_([state["step"] for state in states], one, alpha=1)
         counts = [int(state["step"].item()) for state in states]
         for count in dict.fromkeys(counts):
             those = [index for index, each in enumerate(counts) if each == count]

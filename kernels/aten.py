@@ -184,10 +184,13 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
     kwargs = {name: _decode(value, tensors, in_fp64) for name, value in json.loads(shape.kwargs).items()}
     if not shape.inputs and any(a.name == "device" for a in function._schema.arguments):
         kwargs["device"] = tensors[0].device
-    if in_fp64 and shape.op.startswith("flopcast."):
-        from flopcast.kernels.fused import twin_of
+    if shape.op.startswith("flopcast."):
+        from flopcast.kernels.fused import held_call, twin_of
 
-        function = twin_of(shape.op)
+        if in_fp64:
+            function = twin_of(shape.op)
+        elif (held := held_call(shape.op)) is not None:
+            return held(*args, **kwargs)
     return lambda: function(*args, **kwargs)
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 # imported for their registrations
-from flopcast.kernels import adamw, cross_entropy, rmsnorm, rope, rotary, swiglu
+from flopcast.kernels import adamw, cross_entropy, gradient_norm, rmsnorm, rope, rotary, swiglu
 
-__all__ = ["TWINS", "adamw", "cross_entropy", "rmsnorm", "rope", "rotary", "swiglu", "twin_of"]
+__all__ = [
+    "TWINS", "adamw", "cross_entropy", "gradient_norm", "held_call", "rmsnorm", "rope", "rotary", "swiglu", "twin_of",
+]  # fmt: skip
 
 
 def twin_of(op: str) -> Callable[..., Any]:
@@ -25,6 +27,12 @@ def twin_of(op: str) -> Callable[..., Any]:
     if name not in TWINS:
         raise NotImplementedError(f"{op} has no reference: known are {', '.join(TWINS)}")
     return TWINS[name]
+
+
+def held_call(op: str) -> Callable[..., Callable[[], Any]] | None:
+    """For operators whose tables of tensors are kept only while few others are asked for: a function of their arguments
+    that gives a call with a table of its own, which benches repeat and capture in CUDA graphs. None for others."""
+    return _HELD.get(op.split(".")[1])
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
@@ -134,6 +142,28 @@ def _scale(x: Tensor, factor: Tensor) -> None:
     x.mul_(factor)
 
 
+def _adamw(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+    norm: Tensor | None = None, max_norm: float = 0.0,
+) -> None:  # fmt: skip
+    """Tensor by tensor: in fp64 a model's lists leave no room for results of their size."""
+    scale = 1.0 if norm is None else (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for param, grad, first, second in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
+        scaled = grad * scale
+        first.lerp_(scaled, 1 - beta1)
+        second.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+        denominator = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(eps)
+        param.mul_(1 - lr * weight_decay).addcdiv_(first, denominator, value=-lr / (1 - beta1**step))
+
+
+def _gradient_norm(gradients: list[Tensor]) -> Tensor:
+    return torch.stack([x.norm() for x in gradients]).norm().reshape(1)
+
+
+_HELD: dict[str, Callable[..., Callable[[], Any]]] = {
+    "adamw_": adamw.call_of, "adamw_clipped_": adamw.call_of, "gradient_norm": gradient_norm.call_of,
+}  # fmt: skip
 TWINS: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "rms_norm_backward": _rms_norm_backward,
@@ -149,4 +179,7 @@ TWINS: dict[str, Callable[..., Any]] = {
     "cross_entropy_backward": _cross_entropy_backward,
     "cross_entropy_with_gradient": _cross_entropy_with_gradient,
     "scale_": _scale,
+    "adamw_": _adamw,
+    "adamw_clipped_": _adamw,
+    "gradient_norm": _gradient_norm,
 }

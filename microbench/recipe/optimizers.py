@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flopcast.errors import UsageError
+from flopcast.kernels.adamw import AdamW
 from flopcast.microbench.recipe.settings import OPTIMIZERS
 
 # torch's default learning rate of AdamW; its value does not change which kernels are launched.
@@ -16,19 +17,21 @@ MOMENTUM = 0.9
 
 
 def make_optimizers(
-    model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None
+    model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None, clip: float = 0.0
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Makes the optimizers of one of OPTIMIZERS, for the parameters that require a gradient.
 
     - "adamw", "sgd", "sgd-momentum" (0.9): torch's own, by default foreach on CUDA and a loop on the CPU;
     - "adamw-fused": torch's fused AdamW;
+    - "adamw-triton": `flopcast.kernels.adamw`, which clips to the norm `clip` while it steps; of the others `clip` is
+      the step's (`TrainingStep`);
     - "adafactor": torch's own, by default a loop that waits for the device at every parameter; "adafactor-foreach";
     - "muon": torch's Muon for the matrices within the model and foreach AdamW for the rest (embedding, output layer,
       norms, biases), as its authors use it;
     - "adamw8bit": that of bitsandbytes.
 
     `foreach=True` selects CUDA's default on any device, which the tracer needs. Raises ValueError for another name, and
-    UsageError where this torch, or the missing library, has no such optimizer.
+    UsageError where this torch, or the missing library, has no such optimizer, or it takes no such parameters.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer {optimizer!r}: valid are {', '.join(OPTIMIZERS)}")
@@ -40,6 +43,8 @@ def make_optimizers(
             raise UsageError("optimizer muon: the model has no matrix to train besides embeddings and the output layer")
         muon = _made("torch.optim", "Muon", optimizer, "torch 2.9 or later")(inner, lr=LEARNING_RATE)
         return (muon, torch.optim.AdamW(rest, lr=LEARNING_RATE, foreach=foreach)) if rest else (muon,)
+    if optimizer == "adamw-triton":
+        return (_own_adamw(model, clip),)
     if optimizer == "adamw8bit":
         return (adamw_of_8_bits(parameters, lr=LEARNING_RATE),)
     options: dict[str, Any] = {"lr": LEARNING_RATE, "foreach": foreach}
@@ -51,6 +56,18 @@ def make_optimizers(
         case "adafactor" | "adafactor-foreach":
             return (torch.optim.Adafactor(parameters, lr=LEARNING_RATE, foreach=optimizer == "adafactor-foreach"),)
     return (torch.optim.AdamW(parameters, **options),)
+
+
+def _own_adamw(model: torch.nn.Module, clip: float) -> torch.optim.Optimizer:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+            raise UsageError(
+                f"optimizer adamw-triton with {name} of {str(parameter.dtype).removeprefix('torch.')}"
+                f"{'' if parameter.is_contiguous() else ', not contiguous'}: its kernel steps contiguous parameters in "
+                "fp32; use adamw-fused"
+            )
+    return AdamW(trained.values(), lr=LEARNING_RATE, max_norm=clip)
 
 
 def adamw_of_8_bits(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -28,9 +28,10 @@ MOST_SEQ, MOST_TOKENS = 2**24, 2**30  # of tokens in a micro-batch
 MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
 PRECISIONS = {"autocast-bf16": "", "autocast-fp16": "with a GradScaler", "bf16": "", "tf32": "", "fp32": ""}
 OPTIMIZERS = {
-    "adamw": "torch's default, foreach on CUDA", "adamw-fused": "", "adamw8bit": "bitsandbytes", "sgd": "",
-    "sgd-momentum": "", "adafactor": "", "adafactor-foreach": "", "muon": "with AdamW for what is no inner matrix",
+    "adamw": "torch's default, foreach on CUDA", "adamw-fused": "",
+    "adamw-triton": "flopcast's own, which clips while it steps", "adamw8bit": "bitsandbytes", "sgd": "", "sgd-momentum": "", "adafactor": "", "adafactor-foreach": "", "muon": "with AdamW for what is no inner matrix",
 }  # fmt: skip
+CLIPPING = ("adamw-triton",)  # optimizers that clip by themselves
 CHECKPOINTS = {"none": "", "full": ""}
 MODES = {"eager": "", "compile": "torch.compile", "compile-graphs": "its reduce-overhead"}
 TORCH_MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
@@ -256,6 +257,11 @@ class Recipe:
     @property
     def is_parallel(self) -> bool:
         return self.parallel != ONE_GPU
+
+    @property
+    def clip_before(self) -> float:
+        """The norm to which a step clips before its optimizers step; 0 where they clip by themselves."""
+        return 0.0 if self.optimizer in CLIPPING else self.clip
 
     @property
     def cache_kind(self) -> str:

@@ -31,7 +31,7 @@ class TrainingStep:
 
     `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
     takes what the model returns; without it the loss is computed by `loss_of`. `clip`: the norm to which the
-    gradients are clipped before the optimizers step; 0 for none. `scaler`: with precision "autocast-fp16" what scales
+    gradients are clipped before the optimizers step; 0 for none, or where an optimizer clips by itself. `scaler`: with precision "autocast-fp16" what scales
     the loss, so that small gradients do not vanish in fp16, and skips a step whose gradients are not finite: as torch's
     guide to mixed precision has it.
     """
@@ -248,12 +248,12 @@ def build(config: Mapping[str, Any], device: torch.device | str, recipe: Recipe,
     input_ids = torch.randint(0, int(config["vocab_size"]), (recipe.batch, recipe.seq), device=device)
     return TrainingStep(
         model,
-        make_optimizers(model, recipe.optimizer),
+        make_optimizers(model, recipe.optimizer, clip=recipe.clip),
         causal_lm_batch(input_ids),
         recipe.precision,
         device.type,
         accumulate=recipe.accumulate,
-        clip=recipe.clip,
+        clip=recipe.clip_before,
         scaler=scaler_for(recipe.precision, device.type),
     )
 
@@ -290,12 +290,12 @@ def build_module(
     device_type = str(device).partition(":")[0]
     return TrainingStep(
         module,
-        make_optimizers(module, recipe.optimizer, foreach),
+        make_optimizers(module, recipe.optimizer, foreach, recipe.clip),
         batch,
         recipe.precision,
         device_type,
         accumulate=recipe.accumulate,
-        clip=recipe.clip,
+        clip=recipe.clip_before,
         loss_fn=loss_fn,
         scaler=scaler_for(recipe.precision, device_type),
     )

@@ -111,7 +111,7 @@ def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
 
     step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
     assert isinstance(step, training_step.TrainingStep)
-    step.optimizers = make_optimizers(step.model, plan.optimizer, foreach=True)
+    step.optimizers = make_optimizers(step.model, plan.optimizer, foreach=True, clip=plan.clip)
     return step
 
 

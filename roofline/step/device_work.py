@@ -144,7 +144,7 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         if run.attention != "sdpa" and not (is_masked and run.attention in (BEST, "triton")):
             return _checked(run.attention, work)
         return "sdpa-efficient" if is_masked and sdpa == "sdpa-flash" else sdpa  # flash takes no mask
-    return work.backend if work.op_class == "fused" else "torch"
+    return "triton" if work.backend == "triton" else "torch"
 
 
 def _checked(attention: str, work: Work) -> str:
@@ -361,7 +361,7 @@ def _triton_operator(work: Work, backend: str) -> str:
         return "mm"
     if isinstance(shape, Attention):
         return "attention" if shape.direction == "fwd" else "attention_backward"
-    return shape.op.split(".")[1] if work.op_class == "fused" else ""
+    return shape.op.split(".")[1] if work.op_class in ("fused", "optimizer") else ""
 
 
 @once_per_stream

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopcast.kernels import adamw, cross_entropy, gradient_norm, patch_layers, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, aten, cross_entropy, gradient_norm, patch_layers, rmsnorm, rope, swiglu
 from flopcast.kernels.rowwise import RowConfig, load_triton
-from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
+from flopcast.kernels.shapes import AdamW, Call, CrossEntropy, Fused, Operand, RmsNorm, RopeQkNorm, SwiGlu
+from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.settings import Recipe
 
 BOTH = ("fwd", "bwd")
 SHAPES: list[tuple[Any, Fused]] = [
@@ -312,6 +314,67 @@ def test_adamw_clips_as_torch_does_before_it(max_norm: float) -> None:
     ours[0].grad = torch.full((3, 5), torch.nan)
     mine.step()
     assert ours[1].isnan().all()  # as torch's: a norm that is no number leaves no parameter
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast-fp16"])
+def test_a_training_step_clips_once_whoever_clips(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole step, scaled gradients included: with our optimizer as with torch's behind clip_grad_norm_."""
+    config = qwen3().config.to_dict()
+    calls = []
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: (calls.append(args), clip(*args))[1])
+    found = []
+    for optimizer in ("adamw-fused", "adamw-triton"):
+        recipe = Recipe(batch=2, seq=9, precision=precision, optimizer=optimizer, clip=1e-3)
+        step = training_step.build(config, "cpu", recipe)
+        for _ in range(3):
+            step.run()
+        found.append([x.detach() for x in step.model.parameters()])
+        assert len(calls) == 3  # all of torch's step
+    for ours, torchs in zip(*found, strict=True):
+        assert torch.allclose(ours, torchs, rtol=0, atol=2e-5)  # of 3 steps of 1e-3
+
+
+def recorded(name: str, numels: list[int], numbers: str = "", norm: bool = False) -> Call:
+    """A call of an optimizer's operator on lists of tensors, as a trace holds it."""
+    lists = 1 if name == "gradient_norm" else 4
+    inputs = [Operand((n,), (1,), "fp32") for _ in range(lists) for n in numels]
+    count = len(numels)
+    places = ",".join(f'{{"ts":[{i * count},{count}]}}' for i in range(lists))
+    written = tuple(i for i in range(len(inputs)) if not count <= i < 2 * count) if lists == 4 else ()
+    last = f',{{"t":{len(inputs)}}},0.5' if norm else ""
+    one = Operand((1,), (1,), "fp32")
+    return Call(
+        f"flopcast.{name}.default", (*inputs, *([one] if norm else [])), (one,) if lists == 1 else (),
+        f"[{places}{numbers}{last}]", written=written,
+    )  # fmt: skip
+
+
+STEP = ",3,0.01,0.9,0.95,1e-08,0.1"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        recorded("adamw_", [5, 70000, 1], STEP),
+        recorded("adamw_clipped_", [5, 70000, 1], STEP, norm=True),
+        recorded("gradient_norm", [5, 70000, 1]),
+    ],
+    ids=lambda call: call.op,
+)
+def test_recorded_calls_of_the_optimizer_are_replayed_and_checked(call: Call) -> None:
+    """Also when more sets of operands take turns than tables are kept, and against a kernel that would be wrong."""
+    sets = [aten.operands(call, "cpu", seed) for seed in range(10)]
+    expected = [aten.reference(x, call) for x in sets]
+    made = [aten.prepare(call, "triton", x) for x in sets]
+    outs = [one() for one in made]
+    for out, want, x in zip(outs, expected, sets, strict=True):
+        error, tolerance = aten.check(out, want, x, call)
+        assert error <= tolerance / 10
+    if call.written:  # without a step
+        fresh = aten.operands(call, "cpu")
+        error, tolerance = aten.check(None, expected[0], fresh, call)
+        assert error > tolerance
 
 
 def test_a_norm_takes_what_it_can_read() -> None:

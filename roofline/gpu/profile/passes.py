@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from flopcast.roofline.gpu.profile.request import WorkLike
-from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, FUSED_PASSES
+from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, FUSED_PASSES, OWN_OPTIMIZER
 from flopcast.roofline.stream.lowering.variants import CallVariant, ConvVariant, Variant
 
 # Where nothing was measured: a kernel of 2 us, 1 TB/s, 100 TFLOP/s.
@@ -103,6 +103,6 @@ def plain_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
 # By operation, else by class: what such kernels take where none of theirs was measured, and how that came about.
 COSTS: dict[str, tuple[Callable[[Rates, Variant, WorkLike], float], str]] = {
     **dict.fromkeys(NORM_PASSES, (norm_seconds, "passes over its tensors")),
-    "fused": (fused_seconds, "passes over its tensors"),
+    **dict.fromkeys(("fused", *OWN_OPTIMIZER), (fused_seconds, "passes over its tensors")),
     "conv": (convolution_seconds, "FLOPs and passes over its tensors"),
 }

@@ -22,7 +22,7 @@ _CALLS = {
     "softmax": "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data",
     "loss": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_select",
-    "optimizer": "optimizer_update_32bit optimizer_update_8bit_blockwise",
+    "optimizer": "optimizer_update_32bit optimizer_update_8bit_blockwise adamw_ adamw_clipped_ gradient_norm",
     "fused": "",
     "generated": "",
     "cat": "cat stack",
@@ -71,7 +71,7 @@ def op_class(call: str, default: str = "pointwise") -> str:
     if name.startswith(MULTI_TENSOR):
         return "optimizer"
     if namespace == "flopcast":
-        return "fused"
+        return _CLASS_OF.get(name, "fused")
     if namespace == "inductor":
         return "generated"
     is_other = "." in call.replace("::", ".") and namespace not in _READ

@@ -11,6 +11,7 @@ from typing import Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
+from flopcast.roofline.stream.lowering.fused import OWN_OPTIMIZER
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
 from flopcast.roofline.stream.ops.op_stream import packet, tensor_places
 
@@ -126,7 +127,7 @@ def _describe_call(call: Call) -> Work:
     dtypes = call.inputs[0].dtype if op_class == "optimizer" else _dtypes(call)
     kernel = "sum" if name == "mean" else name  # the same kernel, with a factor at its end
     variant = CallVariant(kernel, dtypes, pattern)
-    backend = "triton" if op_class == "fused" else "torch"
+    backend = "triton" if op_class == "fused" or name in OWN_OPTIMIZER else "torch"
     return Work(call, op_class, variant, (_log2(moved), *sizes), moved, 0, backend)
 
 

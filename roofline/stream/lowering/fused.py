@@ -1,9 +1,9 @@
-"""The fused memory-bound kernels (`kernels/patch_layers.py`) in an op stream. No torch, no triton.
+"""The fused memory-bound kernels (`kernels/patch_layers.py`, `kernels/adamw.py`) in an op stream. No torch, no triton.
 
 A model that is traced patched calls operators of the namespace `flopcast`: rms_norm, add_rms_norm, rope_qk_norm,
 rotary, swiglu, cross_entropy and their backwards. They are calls like any other, of a class of their own ("fused"):
 measured by replay, timed by their measurements, and more expensive for the host than an ATen call
-(`HostCosts.triton`).
+(`HostCosts.triton`). So are those of the optimizer "adamw-triton", which are of the class of optimizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ FUSED_LAUNCHES = {
     "rms_norm": 1, "rms_norm_backward": 2, "add_rms_norm": 1, "add_rms_norm_backward": 2,
     "rope_qk_norm": 1, "rope_qk_norm_backward": 2, "rotary": 1, "rotary_backward": 1, "swiglu": 1, "swiglu_backward": 1,
     "cross_entropy": 2, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
+    # one for each parameter group; the norm is zeroed, the squares summed, and their sums added up
+    "adamw_": 1, "adamw_clipped_": 1, "gradient_norm": 3,
 }  # fmt: skip
+
+OWN_OPTIMIZER = ("adamw_", "adamw_clipped_", "gradient_norm")  # of the class of optimizers, among torch's
 
 # Operators that take longer than their bytes at copy bandwidth, and by which factor (H200,
 # reports/nvidia-h200/memory-kernels, operations of 0.6 to 5 GB, configurations that are now the default): a loss reads

@@ -19,6 +19,7 @@ def check_together(recipe: Recipe) -> None:
         )
     _check_finetune(recipe)
     _check_phase(recipe)
+    _check_own_adamw(recipe)
     _check_quantised(recipe)
     if recipe.precision == "autocast-fp16":
         _refuse(
@@ -67,6 +68,16 @@ def _check_patched(recipe: Recipe) -> None:
     ):
         if (value := getattr(recipe, name)) != valid:
             raise UsageError(f"fused 'patch' with {name} {value!r}: {why}; give {name} {valid!r}")
+
+
+def _check_own_adamw(recipe: Recipe) -> None:
+    """Adapters are in fp32 whatever they stand beside."""
+    if recipe.optimizer == "adamw-triton" and recipe.finetune not in ADAPTERS and recipe.weights_dtype != "fp32":
+        name = "precision" if recipe.precision == "bf16" else "base_dtype"
+        raise UsageError(
+            f"optimizer 'adamw-triton' with {name} {getattr(recipe, name)!r}: its kernel steps parameters in fp32; use "
+            "--optimizer adamw-fused, or fp32 weights, as --precision autocast-bf16 has them"
+        )
 
 
 def _check_phase(recipe: Recipe) -> None:

@@ -150,6 +150,10 @@ class Run(Recipe):
                 "finetune qlora and optimizer adamw8bit on processors, where bitsandbytes runs other kernels: not "
                 "modelled; use lora, and adamw"
             )
+        if device == "cpu" and self.optimizer == "adamw-triton":
+            raise UsageError(
+                "optimizer adamw-triton on processors: its kernel runs on a CUDA GPU alone; use adamw or adamw-fused"
+            )
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")
         usual = "bf16" if self.precision == "bf16" else "fp32"

@@ -35,6 +35,8 @@ def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
         {"checkpoint": "full"},
         {"accumulate": 2, "checkpoint": "full", "optimizer": "adamw-fused"},
         {"optimizer": "adamw-fused", "clip": 1.0},
+        {"optimizer": "adamw-triton", "clip": 1.0},
+        {"optimizer": "adamw-triton", "accumulate": 2},
         {"optimizer": "sgd-momentum", "clip": 0.5},
         {"optimizer": "adafactor"},
         {"optimizer": "adafactor-foreach"},

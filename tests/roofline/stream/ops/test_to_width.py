@@ -38,6 +38,7 @@ CASES = {
         make_config(width=256, depth=3, heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=256, tied=False),
         {"seq": 256, "optimizer": "adamw-fused", "checkpoint": "full"},
     ),
+    "flopcast's AdamW": (UNALIGNED, {"optimizer": "adamw-triton", "clip": 1.0}),
     # one key-value head, one layer: what stands alone takes other paths
     "a head alone": (with_depth(LLAMA, 1), {"accumulate": 2, "precision": "bf16", "device": "cpu"}),
 }
