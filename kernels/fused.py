@@ -158,7 +158,9 @@ def _adamw(
 
 
 def _gradient_norm(gradients: list[Tensor]) -> Tensor:
-    return torch.stack([x.norm() for x in gradients]).norm().reshape(1)
+    each = torch.stack([torch.linalg.vector_norm(x) for x in gradients])
+    norm: Tensor = torch.linalg.vector_norm(each, keepdim=True)
+    return norm
 
 
 _HELD: dict[str, Callable[..., Callable[[], Any]]] = {

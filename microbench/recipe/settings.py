@@ -29,7 +29,8 @@ MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million
 PRECISIONS = {"autocast-bf16": "", "autocast-fp16": "with a GradScaler", "bf16": "", "tf32": "", "fp32": ""}
 OPTIMIZERS = {
     "adamw": "torch's default, foreach on CUDA", "adamw-fused": "",
-    "adamw-triton": "flopcast's own, which clips while it steps", "adamw8bit": "bitsandbytes", "sgd": "", "sgd-momentum": "", "adafactor": "", "adafactor-foreach": "", "muon": "with AdamW for what is no inner matrix",
+    "adamw-triton": "flopcast's own, which clips while it steps", "adamw8bit": "bitsandbytes", "sgd": "",
+    "sgd-momentum": "", "adafactor": "", "adafactor-foreach": "", "muon": "with AdamW for what is no inner matrix",
 }  # fmt: skip
 CLIPPING = ("adamw-triton",)  # optimizers that clip by themselves
 CHECKPOINTS = {"none": "", "full": ""}

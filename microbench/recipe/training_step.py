@@ -31,9 +31,9 @@ class TrainingStep:
 
     `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
     takes what the model returns; without it the loss is computed by `loss_of`. `clip`: the norm to which the
-    gradients are clipped before the optimizers step; 0 for none, or where an optimizer clips by itself. `scaler`: with precision "autocast-fp16" what scales
-    the loss, so that small gradients do not vanish in fp16, and skips a step whose gradients are not finite: as torch's
-    guide to mixed precision has it.
+    gradients are clipped before the optimizers step; 0 for none, or where an optimizer clips by itself. `scaler`: with
+    precision "autocast-fp16" what scales the loss, so that small gradients do not vanish in fp16, and skips a step
+    whose gradients are not finite: as torch's guide to mixed precision has it.
     """
 
     model: torch.nn.Module

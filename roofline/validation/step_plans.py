@@ -32,7 +32,9 @@ INTERVALS = "intervals"  # steps that set the width of intervals: used neither i
 
 WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layers are whole
 
-SUITES = ("quick", "standard", "fused", WHOLE, FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
+OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
+
+SUITES = ("quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -51,10 +53,11 @@ def factories() -> frozenset[str]:
 
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
-    of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers, "fine-tune"
-    for adapters, frozen layers, clipping and optimizers other than AdamW, "inference" for calls without a backward,
-    "images" for image models, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and
-    AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" its calls compiled."""
+    of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers,
+    "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
+    than AdamW, "inference" for calls without a backward, "images" for image models, "precisions" for fp32, tf32, fp16
+    and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled
+    steps, of "inference" its calls compiled."""
     if mode != "eager" and name == INFERENCE:
         return [replace(plan, mode=mode) for plan in _inference()]
     if mode != "eager":
@@ -76,6 +79,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _fused()
     if name == WHOLE:
         return _whole()
+    if name == OWN_ADAMW:
+        return _own_adamw()
     if name == FINE_TUNE:
         return _fine_tuned()
     if name == INFERENCE:
@@ -231,6 +236,26 @@ def _whole() -> list[StepPlan]:
         _shipped("qwen3-0.6b", **fused, batch=2, seq=1024),
         _shipped("qwen3-1.7b", **fused),
         _shipped("qwen3-1.7b", **fused, batch=4, seq=1024),
+    ]
+
+
+def _own_adamw() -> list[StepPlan]:
+    """Steps of flopcast's AdamW, with the norm inside where they clip: Qwen3's ladder, published configs, another
+    family or two; of few tokens, where optimizer and host are most of a step, and of many."""
+    own: dict[str, Any] = {"group": PATCHED, "optimizer": "adamw-triton"}
+    clipped = {**own, "clip": 1.0}
+    many: dict[str, Any] = {**clipped, "batch": 8, "seq": 1024}
+    return [
+        _ladder(512, **clipped),
+        _ladder(1024, **clipped, accumulate=4),
+        _ladder(2048, **own),
+        _large(1024, **clipped),
+        _large(2048, **clipped),
+        _shipped("qwen3-0.6b", **clipped),
+        _shipped("qwen3-0.6b", **many),
+        _shipped("qwen3-0.6b", **many, fused="patch", attention="triton"),
+        _shipped("llama-3.2-1b", **{**many, "batch": 4}),
+        _shipped("gpt2", **own, batch=8, seq=1024),
     ]
 
 

@@ -107,16 +107,23 @@ def calls_of(pair: Pair, function: Function) -> dict[str, Callable[[], Any]]:
     }
 
 
-def optimizer_calls(device: str) -> dict[str, Callable[[], Any]]:
-    """A step of AdamW over 16 parameters, by who makes it."""
+def optimizer_calls(device: str, max_norm: float = 0.0) -> dict[str, Callable[[], Any]]:
+    """A step of AdamW over 16 parameters, by who makes it; with a norm above 0 the gradients are clipped to it."""
 
-    def step_of(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Callable[[], Any]:
-        parameters = [torch.randn(64, device=device).requires_grad_() for _ in range(16)]
-        for parameter in parameters:
+    def parameters() -> list[Tensor]:
+        made = [torch.randn(64, device=device).requires_grad_() for _ in range(16)]
+        for parameter in made:
             parameter.grad = torch.randn_like(parameter)
-        return make(parameters).step
+        return made
 
-    return {"ours": step_of(adamw.AdamW), "torch": step_of(lambda given: torch.optim.AdamW(given, fused=True))}
+    ours, given = adamw.AdamW(parameters(), max_norm=max_norm), parameters()
+    torchs = torch.optim.AdamW(given, fused=True)
+
+    def clipped() -> None:
+        torch.nn.utils.clip_grad_norm_(given, max_norm)
+        torchs.step()
+
+    return {"ours": ours.step, "torch": clipped if max_norm else torchs.step}
 
 
 def medians(
@@ -148,8 +155,9 @@ def run(device: str, dtype: torch.dtype, rounds: int, calls: int) -> Iterator[Ro
         ours, theirs = (calls_of(pair, function) for function in (pair.ours, pair.torch))
         for direction in ours:
             yield row(pair.operation, direction, (ours[direction], theirs[direction]), **how)
-    steps = optimizer_calls(device)
-    yield row("adamw, 16 parameters", "step", (steps["ours"], steps["torch"]), **how)
+    for operation, max_norm in (("adamw, 16 parameters", 0.0), ("adamw with clipping, 16 parameters", 1.0)):
+        steps = optimizer_calls(device, max_norm)
+        yield row(operation, "step", (steps["ours"], steps["torch"]), **how)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             writer.writerow(asdict(found))
             file.flush()
             print(
-                f"{found.operation:24} {found.direction:9} ours {found.ours_us:7.1f} us  torch {found.torch_us:7.1f} us"
+                f"{found.operation:34} {found.direction:9} ours {found.ours_us:7.1f} us  torch {found.torch_us:7.1f} us"
                 f"  {found.ratio:5.2f}",
                 flush=True,
             )

@@ -1,6 +1,6 @@
 """Kernels on trial: checked on a GPU for the first time, and timed beside their peers in one run.
 
-    python -m studies.kernels.trial OUT [--only bands,backward,fp8] [--budget 150]
+    python -m studies.kernels.trial OUT [--only bands,backward,fp8,adamw] [--budget 150]
 
 - bands: attention with a sliding window or packed documents, beside cuDNN's with a mask of all pairs, flex_attention
   with a block mask, and our own whole triangle.
@@ -8,10 +8,14 @@
   `delta`, see `attention_config`), beside cuDNN's. Every variant for 16 heads, also at 256 and 512 tokens, whose tiles
   have none yet; the table and none of them for other heads and groups.
 - fp8: scaled products of e4m3, every tile, beside torch._scaled_mm and the bf16 product.
+- adamw: a step of AdamW over the parameters of three models, beside torch's fused one; clipping inside it beside
+  clip_grad_norm_ before that. What is checked are parameters and first moments, against torch's.
 
 Every way is checked against a reference in fp32 before it is timed; a wrong one is a row without a time, and exit 1.
 The ways of a case are timed in turn, by events around as many calls as fill 2 ms, behind a kernel that keeps the device
-busy until all are enqueued; the median of nine. L2 is as the call before left it. OUT/trial.csv has a row per way as it
+busy until all are enqueued; the median of nine; `wall` is the
+median by the host's clock, from an idle device to the end of these calls, enqueued as they come. L2 is as the call
+before left it. OUT/trial.csv has a row per way as it
 is done; `ratio` is the peer's time over the way's, of which the last lines say the geometric mean and the least.
 """
 
@@ -35,14 +39,15 @@ from torch import Tensor
 from flopcast.kernels import attention as A
 from flopcast.kernels import documents as packed
 from flopcast.kernels import fp8_matmul
+from flopcast.kernels.adamw import AdamW
 from flopcast.kernels.attention_config import AttentionConfig, Tile
 from flopcast.kernels.shapes import Attention
 from studies.command import parser_of
 from studies.kernels.pairs import geometric_mean
 
-COLUMNS = ("kind", "case", "way", "seconds", "low", "ratio", "tflops", "error", "tolerance", "status")
+COLUMNS = ("kind", "case", "way", "seconds", "low", "wall", "ratio", "tflops", "error", "tolerance", "status")
 ROUNDS = 9
-KINDS = ("bands", "backward", "fp8")
+KINDS = ("bands", "backward", "fp8", "adamw")
 Way = Callable[[], Any]
 
 
@@ -243,6 +248,74 @@ def fp8(device: str) -> Iterator[Case]:
                 yield Case("fp8", f"fp8/nt/{how}/{m}x{n}x{k}", 2.0 * m * n * k, ways, check, "torch")
 
 
+# --- AdamW with clipping
+
+MODELS = ("qwen3-0.6b", "llama-3.2-1b", "qwen3-1.7b")
+MAX_NORM = 1.0
+AGREEMENT = 1e-4  # of first moments, and of parameters over the length of a step
+
+
+def sizes_of(config: str) -> list[torch.Size]:
+    from flopcast.microbench.recipe.training_step import build_model
+    from flopcast.roofline.stream.model.models import load_config
+
+    with torch.device("meta"):
+        return [parameter.shape for parameter in build_model(load_config(config)).parameters()]
+
+
+def stepped(sizes: Sequence[torch.Size], by: str, max_norm: float, device: str) -> Way:
+    """A step over normal parameters of these sizes, the same by every way; it returns the optimizer."""
+    generator = torch.Generator(device).manual_seed(0)
+    parameters = [torch.randn(size, generator=generator, device=device).mul_(0.02).requires_grad_() for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator, device=device)
+    if by == "triton":
+        own = AdamW(parameters, max_norm=max_norm)
+        return lambda: (own.step(), own)[1]
+    fused = torch.optim.AdamW(parameters, fused=True)
+
+    def step() -> torch.optim.Optimizer:
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        fused.step()
+        return fused
+
+    return step
+
+
+def disagreement(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> float:
+    """The worst relative difference of first moments, and of parameters over the learning rate, which is the length of
+    a step of each element."""
+    worst = 0.0
+    (mine,), (theirs,) = one.param_groups, other.param_groups
+    for a, b in zip(mine["params"], theirs["params"], strict=True):
+        first, second = one.state[a]["exp_avg"], other.state[b]["exp_avg"]
+        step = mine["lr"] * math.sqrt(a.numel())
+        errors = float((first - second).norm() / second.norm()), float((a - b).detach().norm()) / step
+        worst = max(worst, *(error if error == error else math.inf for error in errors))
+    return worst
+
+
+def against_torch() -> Callable[[str, torch.optim.Optimizer], tuple[float, float] | None]:
+    """A check against the way that is checked first, when both have made one step."""
+    first: list[torch.optim.Optimizer] = []
+
+    def check(way: str, optimizer: torch.optim.Optimizer) -> tuple[float, float] | None:
+        first.append(optimizer)
+        return None if optimizer is first[0] else (disagreement(optimizer, first[0]), AGREEMENT)
+
+    return check
+
+
+def steps_of_adamw(device: str, models: Sequence[str] = MODELS) -> Iterator[Case]:
+    for model in models:
+        sizes = sizes_of(model)
+        for max_norm in (MAX_NORM, 0.0):
+            ways = {by: partial(stepped, sizes, by, max_norm, device) for by in ("torch", "triton")}
+            kind = "adamw, clipping" if max_norm else "adamw"
+            yield Case(kind, model, 0.0, ways, against_torch(), "torch")
+
+
 # --- checked and timed
 
 
@@ -271,11 +344,11 @@ def repeated(call: Way, count: int) -> None:
         call()
 
 
-def timed(ways: Mapping[str, Way], timer: Any) -> dict[str, list[float]]:
-    """Seconds per call of each way, which take turns."""
+def timed(ways: Mapping[str, Way], timer: Any) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds per call of each way on the device, and by the host's clock; ways take turns."""
     from flopcast.microbench.timing.cuda_timer import LEAD_SECONDS, between_events, seconds_between
 
-    counts, found = {}, {name: list[float]() for name in ways}
+    counts, found, wall = {}, {name: list[float]() for name in ways}, {name: list[float]() for name in ways}
     for name, call in ways.items():
         repeated(call, 2)
         counts[name] = max(1, min(50, math.ceil(2e-3 / max(timer.estimate(call), 1e-6))))
@@ -285,26 +358,33 @@ def timed(ways: Mapping[str, Way], timer: Any) -> dict[str, list[float]]:
             repeated(call, counts[name])
             host = time.perf_counter() - began
             torch.cuda.synchronize()
+            wall[name].append((time.perf_counter() - began) / counts[name])
             timer.spin(1.5 * host + LEAD_SECONDS)
             pair = between_events(partial(repeated, call, counts[name]))
             torch.cuda.synchronize()
             found[name].append(seconds_between(pair) / counts[name])
-    return found
+    return found, wall
 
 
-def finished(case: Case, rows: Sequence[dict[str, Any]], seconds: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+def finished(
+    case: Case, rows: Sequence[dict[str, Any]], seconds: Mapping[str, list[float]], wall: Mapping[str, list[float]]
+) -> list[dict[str, Any]]:
     """The rows with their times."""
     median = {name: statistics.median(readings) for name, readings in seconds.items()}
     for row in rows:
         if (taken := median.get(row["way"])) is not None:
             row |= {"seconds": taken, "low": min(seconds[row["way"]]), "tflops": case.flops / taken / 1e12}
+            row["wall"] = statistics.median(wall[row["way"]])
             if case.peer in median:
                 row["ratio"] = median[case.peer] / taken
     return list(rows)
 
 
 def said(row: Mapping[str, Any]) -> str:
-    time_of = f"{1e6 * row['seconds']:9.1f} us {row['tflops']:7.1f} TFLOP/s" if "seconds" in row else f"{'':26}"
+    time_of = f"{'':26}"
+    if "seconds" in row:
+        rate = f"{row['tflops']:7.1f} TFLOP/s" if row["tflops"] else f"{1e6 * row['wall']:9.1f} wall  "
+        time_of = f"{1e6 * row['seconds']:9.1f} us {rate}"
     ratio = f"{row['ratio']:6.3f}" if "ratio" in row else " " * 6
     error = f"error {row['error']:.1e} of {row['tolerance']:.1e}" if "error" in row else ""
     return (
@@ -320,7 +400,7 @@ def summary(rows: Sequence[Mapping[str, Any]], least_tokens: int = 1000) -> Iter
         if "ratio" in row and not (row["kind"] == "backward" and seq and int(seq[1]) < least_tokens):
             ratios.setdefault((row["kind"], row["way"]), []).append(row["ratio"])
     for (kind, way), found in ratios.items():
-        yield f"{kind:9} {way:32} {geometric_mean(found):6.3f} of the peer, least {min(found):.3f}, {len(found)} cases"
+        yield f"{kind:15} {way:32} {geometric_mean(found):6.3f} of the peer, least {min(found):.3f}, {len(found)} cases"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -346,14 +426,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer = csv.DictWriter(file, COLUMNS, restval="")
         writer.writeheader()
         for kind in wanted:
-            for case in {"bands": bands, "backward": backward, "fp8": fp8}[kind]("cuda"):
+            for case in {"bands": bands, "backward": backward, "fp8": fp8, "adamw": steps_of_adamw}[kind]("cuda"):
                 if time.monotonic() - began > options.budget:
                     print(f"the budget is used up before {case.name}", file=sys.stderr)
                     break
                 torch.cuda.synchronize()  # the operands were made on another stream
                 with torch.cuda.stream(timer.stream):
                     ways, rows = sound(case)
-                    rows = finished(case, rows, timed(ways, timer))
+                    rows = finished(case, rows, *timed(ways, timer))
+                ways.clear()  # with their operands, before the next case makes its own
                 writer.writerows(rows)
                 file.flush()
                 done += rows

@@ -2,7 +2,7 @@
 
     python -m studies.shipped.added
 
-The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions` and `fp8`, of
+The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8` and `optimizers`, of
 `studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/nvidia-h200/*/kernels*. A kind that
 the profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are
 all kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is
@@ -41,7 +41,7 @@ LEFT_OUT = ("optimizer", "hot")
 # 1.5 to 410 kB moved the forecast of a fill of 1.2 GB, known from one of 67 MB, from 2.3 to 2.6% too long.
 SMALL_FILLS = "images"
 LEAST = 2  # points of a surface: one tells no size from another
-SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "bitsandbytes", "links")
+SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links")
 PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
 
 

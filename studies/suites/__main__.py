@@ -10,16 +10,28 @@ from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import ATTENTION, BANDS, FP8, FUSED, OF_TRITON, PRODUCTS, load, save, shipped_path
+from flopcast.roofline.gpu.suites import (
+    ATTENTION,
+    BANDS,
+    FP8,
+    FUSED,
+    OF_TRITON,
+    OPTIMIZERS,
+    PRODUCTS,
+    load,
+    save,
+    shipped_path,
+)
 from studies.command import parser_of
 from studies.suites import beside
 from studies.suites.attention import banded_cases, triton_cases
 from studies.suites.build import build, works
-from studies.suites.calls import fused_cases
+from studies.suites.calls import fused_cases, optimizer_cases
 from studies.suites.duration import describe_duration, durations
-from studies.suites.plans import FUSED_SOURCES, PLANS, labels
+from studies.suites.plans import FUSED_SOURCES, OPTIMIZER_SOURCES, PLANS, labels
 from studies.suites.products import fp8_cases, product_cases
 
+TRACED = {FUSED: (FUSED_SOURCES, fused_cases), OPTIMIZERS: (OPTIMIZER_SOURCES, optimizer_cases)}
 DRAWN = {ATTENTION: triton_cases, BANDS: banded_cases, PRODUCTS: product_cases, FP8: fp8_cases}
 
 
@@ -45,8 +57,9 @@ def remake(names: Iterable[str], *, is_kept: bool = False) -> None:
     which another version of torch or of what is traced would change."""
     profile = find_profile(MEASURED_GPU)
     for name in names:
-        if name == FUSED:
-            cases, sources = fused_cases(*(works(own, "cuda") for own in FUSED_SOURCES.values())), labels(FUSED_SOURCES)
+        if name in TRACED:
+            steps, cases_of = TRACED[name]
+            cases, sources = cases_of(*(works(own, "cuda") for own in steps.values())), labels(steps)
         elif is_kept:
             cases, sources = [*dict.fromkeys((*load(name), *beside.drawn_beside(name)))], labels(beside.SOURCES[name])
         elif name in beside.SOURCES:

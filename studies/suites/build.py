@@ -85,7 +85,7 @@ def _trace(source: Source, device: str) -> Stream:
     if source.module:
         from flopcast.roofline.stream.library.modules import module_stream
 
-        run = Run(precision=source.precision, optimizer=source.optimizer)
+        run = Run(precision=source.precision, optimizer=source.optimizer, clip=source.clip)
         known = images.named(source.module) if "@" in source.module else None
         module = source.module if known is not None else f"flopcast.microbench.zoo:{source.module}"
         return module_stream(module, run, device, sizes={"batch": source.batch})
@@ -96,6 +96,6 @@ def _trace(source: Source, device: str) -> Stream:
     )
     traced = Run(
         batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer,
-        fused=source.fused, phase=source.phase, context=source.context, base_dtype=source.base_dtype,
+        clip=source.clip, fused=source.fused, phase=source.phase, context=source.context, base_dtype=source.base_dtype,
     ).traced_on(device)  # fmt: skip
     return to_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)

@@ -217,3 +217,18 @@ def fused_cases(fit: Iterable[Work], holdout: Iterable[Work]) -> list[SuiteCase]
         for role, works in (("fit", fitted), ("holdout", held))
         for case in call_cases(works, FUSED_PLANS[role], role)
     ]
+
+
+# Bytes that a call of flopcast's AdamW moves at most: operands and a step of them in fp64 take 48 bytes a parameter.
+LARGEST_STEP = 50 * 10**9
+
+
+def optimizer_cases(fit: Iterable[Work], holdout: Iterable[Work]) -> list[SuiteCase]:
+    """All calls of flopcast's optimizer in both roles, cold: what a step updates is not in L2 when it is updated."""
+    found: dict[Call, SuiteCase] = {}
+    for role, works in (("fit", fit), ("holdout", holdout)):
+        for work in works:
+            is_ours = (work.op_class, work.backend) == ("optimizer", "triton") and work.bytes <= LARGEST_STEP
+            if isinstance(work.shape, Call) and is_ours:
+                found.setdefault(work.shape, SuiteCase(work.shape, "triton", "cold", role))
+    return list(found.values())

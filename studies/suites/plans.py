@@ -26,6 +26,7 @@ class Source:
     seq: int = 256
     precision: str = "autocast-bf16"
     optimizer: str = "adamw"
+    clip: float = 0.0
     vocab: int = 151_936
     fused: str = "none"
     phase: str = "train"
@@ -35,13 +36,14 @@ class Source:
     @property
     def label(self) -> str:
         """As a suite's file names it."""
+        clip = f" clip {self.clip:g}" if self.clip else ""
         if self.module:
-            return f"{self.module} {self.batch} {self.precision} {self.optimizer}"
+            return f"{self.module} {self.batch} {self.precision} {self.optimizer}{clip}"
         model = (self.config or f"w{self.width}") + f"-d{self.depth}"
         if self.phase != "train":
             weights = "" if self.base_dtype == "auto" else f" {self.base_dtype}"
             return f"{model} {self.batch}x{self.context} {self.precision} {self.phase}{weights}"
-        label = f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
+        label = f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}{clip}"
         return label if self.fused == "none" else f"{label} fused"
 
 
@@ -199,4 +201,30 @@ FUSED_SOURCES = {
         _fused(512, 4, 256, "bf16"), _fused(1024, 16, 256, "bf16"), _fused(2048, 8, 1024, "bf16"),
     ),
     "holdout": (_fused(896, 4, 256), _fused(1280, 4, 512), _fused(2304, 4, 768)),
+}  # fmt: skip
+
+
+def _stepped(*models: tuple[str | int, int] | tuple[int, int, int]) -> tuple[Source, ...]:
+    """Steps of flopcast's AdamW, with clipping and without, over the parameters of (config or width, depth and, where
+    it is not Qwen3's, vocabulary)."""
+    return tuple(
+        Source(
+            width=of if isinstance(of, int) else 0, config=of if isinstance(of, str) else "", depth=depth,
+            vocab=vocab[0] if vocab else Source.vocab, batch=1, seq=16, optimizer="adamw-triton", clip=clip,
+        )
+        for of, depth, *vocab in models
+        for clip in (0.0, 1.0)
+    )  # fmt: skip
+
+
+# From 0.1 M parameters to 4 B, in 25 to 663 tensors: few layers and many of one width, wide models and narrow ones.
+OPTIMIZER_SOURCES = {
+    "fit": _stepped(
+        (64, 2, 512), (64, 24, 2048), (128, 60, 4096), (256, 4), (256, 28), (512, 12, 32_000), (768, 4), (1024, 28),
+        (2048, 2), (2048, 6), (4096, 3), ("gpt2", 12), ("gpt2", 48), ("llama-3.2-1b", 4), ("llama-3.2-1b", 16),
+        ("qwen3-1.7b", 28), ("qwen3-4b", 36),
+    ),
+    "holdout": _stepped(
+        (128, 6, 1024), (384, 6), (896, 14), (2304, 4), ("gpt2", 24), ("llama-3.2-1b", 9), ("qwen3-1.7b", 14),
+    ),
 }  # fmt: skip

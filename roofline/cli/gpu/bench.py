@@ -25,8 +25,9 @@ def bench(
     suite: Annotated[
         str | None,
         Option(
-            help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused, attention or "
-            "products (Triton's fused kernels, its attention, its products beside cuBLAS's, a minute each), host (what "
+            help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused, attention, "
+            "products or optimizers (Triton's fused kernels, its attention, its products beside cuBLAS's, its AdamW, a "
+            "minute each), host (what "
             "launches cost), or collectives (what joins the GPUs: all of them together, two to four minutes)."
         ),
     ] = None,

@@ -42,16 +42,18 @@ PriceBook = Annotated[
 ]
 PriceDay = Annotated[str | None, Option("--on", help="Take the newest prices up to this day, YYYY-MM-DD.")]
 Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default: cuda where there is a GPU.")]
+_SUITES = (
+    "quick", "standard", "fused", "patch", "adamw-triton", "fine-tune", "inference", "images", "precisions",
+    "bitsandbytes",
+)  # fmt: skip
 Suite = Annotated[
     str | None,
     Option(
         help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), "
-        "patch (whole layers patched by `flopcast.patch`), "
+        "patch (whole layers patched by `flopcast.patch`), adamw-triton (flopcast's AdamW), "
         "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, images, precisions or "
         "bitsandbytes (QLoRA, AdamW in 8 bits).",
-        autocompletion=one_of(
-            ("quick", "standard", "fused", "patch", "fine-tune", "inference", "images", "precisions", "bitsandbytes")
-        ),
+        autocompletion=one_of(_SUITES),
     ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]

@@ -52,6 +52,20 @@ def fine_tune_host_plans() -> list[HostPlan]:
     ]
 
 
+def adamw_host_plans() -> list[HostPlan]:
+    """The models that tell what a step of flopcast's AdamW costs a GPU's host, for each parameter and besides, and one
+    of torch's fused AdamW: two depths of each, with clipping and without."""
+    configs = {depth: make_config(width=256, depth=depth) for depth in (2, 12)}
+    return [
+        HostPlan(
+            model=f"qwen3-{optimizer}{'-clip' if clip else ''}", configs=configs, batch=4, seq=256, optimizer=optimizer,
+            clip=clip,
+        )
+        for clip in (0.0, 1.0)
+        for optimizer in ("adamw-fused", "adamw-triton")
+    ]  # fmt: skip
+
+
 def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
     """The op stream of each model of the plan, by depth."""
     traced = replace(Run(**plan.settings), mode="eager").traced_on(device_type)

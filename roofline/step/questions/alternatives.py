@@ -144,6 +144,11 @@ def _candidates(step: PricedStep, config: Config | None, trace: bool) -> Iterato
         yield _Candidate("matmul by Triton", "--matmul triton", replace(run, matmul="triton"), own)
     if config is None:
         return
+    if run.clip and run.optimizer in ("adamw", "adamw-fused") and not is_cpu:
+        changed = replace(run, optimizer="adamw-triton")
+        yield _Candidate(
+            "clipping inside AdamW", "--optimizer adamw-triton", changed, _ready(config, changed, profile, trace)
+        )
     for name, option, other, changed in _traced_candidates(run, config):
         yield _Candidate(name, option, changed, _ready(other, changed, profile, trace))
 

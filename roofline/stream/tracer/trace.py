@@ -172,9 +172,7 @@ def trace(config: Config, traced: Traced) -> Stream:
             model = build_model(config, attention, precision, traced.checkpoint, traced.base_dtype)
             model = fine_tuned(model, traced)
             use_fused(model, traced.fused)
-            optimizers = make_optimizers(
-                model, traced.optimizer, True if device == "cuda" else None, traced.clip
-            )
+            optimizers = make_optimizers(model, traced.optimizer, True if device == "cuda" else None, traced.clip)
             step = TrainingStep(
                 model, optimizers, causal_lm_batch(torch.zeros(ids, dtype=torch.int64)), precision, device,
                 accumulate=traced.accumulate, clip=traced.clip_before, scaler=scaler_for(precision, device),
