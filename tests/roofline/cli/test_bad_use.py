@@ -261,6 +261,17 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw8bit --mode compile",
         ("'adamw8bit'", "'compile'", "adamw-fused"),
     ),
+    "flopcast's AdamW of weights in bf16": (
+        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw-triton --precision bf16",
+        ("'adamw-triton'", "precision 'bf16'", "adamw-fused"),
+    ),
+    "flopcast's AdamW on a processor": (
+        "predict --gpu cpu --width 512 --optimizer adamw-triton", ("adamw-triton on processors", "adamw-fused"),
+    ),
+    "flopcast's AdamW on several GPUs": (
+        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw-triton --parallel ddp=2",
+        ("'adamw-triton'", "parallel ddp=2", "adamw-fused"),
+    ),
     "cost into a file": (f"cost --gpus {H200} --widths 512 --out plain/new", ("plain/new", "cannot be written")),
     # CSV
     **{

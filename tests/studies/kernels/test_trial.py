@@ -35,9 +35,9 @@ def test_a_wrong_way_and_a_refused_one_are_rows_without_a_time() -> None:
     case = trial.Case("fp8", "case", 1e12, ways, check, "right")
     sound, rows = trial.sound(case)
     assert list(sound) == ["right"]
-    rows = trial.finished(case, rows, {"right": [2e-3, 1e-3, 3e-3]})
+    rows = trial.finished(case, rows, {"right": [2e-3, 1e-3, 3e-3]}, {"right": [4e-3, 9e-3, 5e-3]})
     assert [row["status"] for row in rows] == ["ok", "incorrect", "NotImplementedError: no such kernel"]
-    assert rows[0]["seconds"] == 2e-3
+    assert (rows[0]["seconds"], rows[0]["wall"]) == (2e-3, 5e-3)
     assert rows[0]["tflops"] == pytest.approx(500.0)
     assert all("seconds" not in row for row in rows[1:])
     assert "2000.0 us" in trial.said(rows[0])
@@ -54,3 +54,25 @@ def test_the_summary_is_of_cases_with_a_peer_and_of_1000_tokens_or_more() -> Non
 @pytest.mark.parametrize("key", ["hopper/64x128/w4s3/skip", "hopper/128x128/w4s2/single/l2-16/delta"])
 def test_the_variants_have_keys(key: str) -> None:
     assert from_key(key).key == key
+
+
+def test_steps_agree_only_if_they_clip_alike() -> None:
+    """Adam's first step is as long whatever scales its gradients: what tells are the first moments."""
+    sizes = [torch.Size((40, 30)), torch.Size((7,))]
+    steps = [trial.stepped(sizes, "torch", norm, "cpu")() for norm in (1.0, 1.0, 0.0, 2.0)]
+    check = trial.against_torch()
+    found = [check("torch", optimizer) for optimizer in steps]
+    assert found[0] is None
+    errors = [error for error, tolerance in filter(None, found) if tolerance == trial.AGREEMENT]
+    assert errors[0] == 0.0
+    assert min(errors[1:]) > 0.5
+    steps[1].param_groups[0]["params"][1].data.add_(1e-6)  # a thousandth of a step
+    assert trial.disagreement(steps[1], steps[0]) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_the_models_of_a_step_have_all_their_parameters() -> None:
+    sizes = trial.sizes_of("qwen3-0.6b")
+    assert len(sizes) == 310
+    assert sum(size.numel() for size in sizes) == 596_049_920
+    names = [(case.kind, case.name, *case.ways) for case in trial.steps_of_adamw("cpu", ("gpt2",))]
+    assert names == [(kind, "gpt2", "torch", "triton") for kind in ("adamw, clipping", "adamw")]
