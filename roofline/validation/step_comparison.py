@@ -129,7 +129,8 @@ class StepComparison:
         inference the tokens of a sequence are its context."""
         plan = self.plan
         words = {
-            "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
+            "optimizer": "fused" if plan.optimizer == "adamw-fused" else plan.optimizer, "matmul": plan.matmul,
+            "attention": plan.attention,
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
             "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}", "finetune": plan.finetune,
             "lora_rank": f"rank {plan.lora_rank}", "lora_targets": plan.lora_targets, "base_dtype": plan.base_dtype,

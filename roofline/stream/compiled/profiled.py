@@ -21,7 +21,9 @@ _ATTENTION = re.compile(r"cudnn|flash|fmha|sdpa|attention", re.IGNORECASE)
 _FUSED_ATTENTION = re.compile(r"sdpa|flash|fmha|attention|cudnn::fusion", re.IGNORECASE)
 _RELAYOUT = re.compile(r"nchwToNhwc|AddPadding")  # before a convolution
 _CONVOLUTION = re.compile(r"xmma|cutlass|nvjet|wgrad|dgrad|fprop|convolve|conv2d")
-_OPTIMIZER = re.compile(r"multi_tensor_apply_kernel|FusedOptimizer|foreach", re.IGNORECASE)
+_OPTIMIZER = re.compile(
+    r"multi_tensor_apply_kernel|FusedOptimizer|foreach|adamw_kernel|squares_kernel|root_of_sum_kernel", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

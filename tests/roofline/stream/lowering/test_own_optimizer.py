@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
+from flopcast.kernels import adamw
 from flopcast.kernels.adamw import AdamW
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Call, Operand
@@ -24,6 +27,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions.alternatives import advise
+from flopcast.roofline.stream.compiled.profiled import class_of_kernel
 from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
@@ -247,6 +251,15 @@ def test_its_steps_are_valid_and_most_of_them_clip() -> None:
     assert all("adamw-triton" in plan.key for plan in plans)
     for plan in plans:
         Run(**plan.settings).check()
+
+
+def test_its_kernels_are_known_by_name_in_a_profile_of_a_step() -> None:
+    """They are launched past torch's dispatcher, so that no call is told that launched them."""
+    folder = Path(adamw.__file__).parent
+    texts = [(folder / f"triton_{name}.py").read_text() for name in ("adamw", "gradient_norm")]
+    names = [name for text in texts for name in re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE)]
+    assert len(names) == 3
+    assert {class_of_kernel(name) for name in names} == {"optimizer"}
 
 
 def test_a_model_that_has_a_parameter_without_a_gradient(tiny: Mapping[str, Any]) -> None:
