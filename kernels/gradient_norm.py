@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from flopcast.kernels.operators import operator
+from flopcast.kernels.launching import Replayed
+from flopcast.kernels.operators import operator, unobserved
 from flopcast.kernels.rowwise import load_triton
 
 CHUNK, BLOCK = 32768, 2048  # elements per program, and at a time: 0.6 B parameters are 18,000 sums for the last program
@@ -79,14 +81,27 @@ def _table(gradients: Sequence[Tensor]) -> Table:
     return table
 
 
+def _launch_by(pointers: Tensor, chunk_tensor: Tensor, chunk_index: Tensor, aligned: bool) -> Tensor:
+    norm = torch.empty(1, dtype=torch.float32, device=pointers.device)
+    load_triton("gradient_norm").launch(Table(pointers, chunk_tensor, chunk_index, aligned), norm)
+    return norm
+
+
+_launch = Replayed(_launch_by)
+
+
+def _norm_by(table: Table, kept: Sequence[Tensor] = ()) -> Tensor:
+    """The norm of a table's gradients; `kept`: these, where nobody else holds them."""
+    if not table.chunk_tensor.numel():  # no elements
+        return torch.zeros(1, dtype=torch.float32, device=table.pointers.device)
+    norm: Tensor = _launch(table.pointers, table.chunk_tensor, table.chunk_index, table.aligned)
+    return norm
+
+
 @operator("flopcast::gradient_norm")
 def gradient_norm_op(gradients: list[Tensor]) -> Tensor:
-    module = load_triton("gradient_norm", gradients[0])
-    norm = torch.zeros(1, dtype=torch.float32, device=gradients[0].device)
-    table = _table(gradients)
-    if table.chunk_tensor.numel():
-        module.launch(table, norm)
-    return norm
+    load_triton("gradient_norm", gradients[0])
+    return _norm_by(_table(gradients))
 
 
 @gradient_norm_op.register_fake
@@ -96,16 +111,8 @@ def _(gradients: list[Tensor]) -> Tensor:
 
 def call_of(gradients: Sequence[Tensor]) -> Callable[[], Tensor]:
     """A call that makes the norm again and again by a table of its own, as `adamw.call_of` makes a step."""
-    module = load_triton("gradient_norm", gradients[0])
-    table, kept = make_table(gradients), tuple(gradients)
-
-    def run() -> Tensor:
-        norm = torch.zeros(1, dtype=torch.float32, device=kept[0].device)
-        if table.chunk_tensor.numel():
-            module.launch(table, norm)
-        return norm
-
-    return run
+    load_triton("gradient_norm", gradients[0])
+    return partial(_norm_by, make_table(gradients), tuple(gradients))
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -113,5 +120,8 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not gradients:
         raise ValueError("gradient_norm takes at least one gradient")
     with torch.no_grad():
+        if unobserved() and not is_dynamo_compiling():
+            load_triton("gradient_norm", gradients[0])
+            return _norm_by(_table(gradients))
         norm: Tensor = gradient_norm_op(list(gradients))
     return norm

@@ -19,7 +19,7 @@ FUSED_LAUNCHES = {
     "rope_qk_norm": 1, "rope_qk_norm_backward": 2, "rotary": 1, "rotary_backward": 1, "swiglu": 1, "swiglu_backward": 1,
     "cross_entropy": 2, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
     # one for each parameter group; the norm is zeroed, the squares summed, and their sums added up
-    "adamw_": 1, "adamw_clipped_": 1, "gradient_norm": 3,
+    "adamw_": 1, "adamw_clipped_": 1, "gradient_norm": 2,
 }  # fmt: skip
 
 OWN_OPTIMIZER = ("adamw_", "adamw_clipped_", "gradient_norm")  # of the class of optimizers, among torch's
