@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 
-from flopcast.kernels.gradient_norm import chunks_of, gradient_norm
+from flopcast.kernels.gradient_norm import chunks_of, gradient_norm, require_whole, to_device
 from flopcast.kernels.launching import Replayed
 from flopcast.kernels.operators import unobserved
 from flopcast.kernels.references import require_known, standard_normal, worst
@@ -66,29 +66,52 @@ class Table:
     config: AdamWConfig
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What stays from step to step: `rows` as `Table.pointers`, on the host, of parameters and moments that were looked
+    at; gradients lie elsewhere in every step."""
+
+    rows: Tensor
+    shapes: tuple[torch.Size, ...]
+    aligned: bool
+
+    @classmethod
+    def of(cls, params: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor]) -> _Kept:
+        """Raises ValueError as `make_table`."""
+        shapes = tuple(x.shape for x in params)
+        for tensors in (params, exp_avgs, exp_avg_sqs):
+            _require_whole(tensors, params[0].device, shapes)
+        columns = [[x.data_ptr() for x in tensors] for tensors in (params, params, exp_avgs, exp_avg_sqs)]
+        rows = torch.tensor((*columns, [x.numel() for x in params]), dtype=torch.int64).T.contiguous()
+        return cls(rows, shapes, not any(address % 16 for column in columns for address in column))
+
+    def table(self, grads: Sequence[Tensor], device: torch.device, config: AdamWConfig) -> Table:
+        _require_whole(grads, device, self.shapes)
+        addresses = [x.data_ptr() for x in grads]
+        rows = self.rows.clone()
+        rows[:, 1] = torch.tensor(addresses, dtype=torch.int64)
+        aligned = self.aligned and not any(address % 16 for address in addresses)
+        chunks = chunks_of(tuple(shape.numel() for shape in self.shapes), config.chunk, device)
+        return Table(to_device(rows, device), *chunks, aligned, config)
+
+
+def _require_whole(tensors: Sequence[Tensor], device: torch.device, shapes: Sequence[torch.Size]) -> None:
+    require_whole(tensors, device, "torch.optim.AdamW")
+    for x, shape in zip(tensors, shapes, strict=True):
+        if x.shape != shape:
+            raise ValueError(
+                f"AdamW takes tensors of their parameter's shape, {tuple(shape)}, got {tuple(x.shape)}: use "
+                "torch.optim.AdamW for others"
+            )
+
+
 def make_table(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     config: AdamWConfig = DEFAULT,
 ) -> Table:  # fmt: skip
     """The table of tensors that stay where they are. Raises ValueError unless all are fp32, contiguous, on one device
     and of their parameter's shape."""
-    device = params[0].device
-    rows: list[list[int]] = []
-    for group in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
-        for x in group:
-            good = x.dtype == torch.float32 and x.is_contiguous() and x.shape == group[0].shape and x.device == device
-            if not good:
-                raise ValueError(
-                    f"AdamW takes contiguous fp32 tensors of one device and their parameter's shape "
-                    f"{tuple(group[0].shape)}, got {x.dtype}{tuple(x.shape)} with strides {x.stride()} on {x.device}: "
-                    "use torch.optim.AdamW for others"
-                )
-        rows.append([*(x.data_ptr() for x in group), group[0].numel()])
-    table = torch.tensor(rows, dtype=torch.int64)
-    if device.type == "cuda":
-        table = table.pin_memory().to(device, non_blocking=True)
-    aligned = all(pointer % 16 == 0 for row in rows for pointer in row[:4])
-    return Table(table, *chunks_of(tuple(row[4] for row in rows), config.chunk, device), aligned, config)
+    return _Kept.of(params, exp_avgs, exp_avg_sqs).table(grads, params[0].device, config)
 
 
 def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> tuple[float, ...]:
@@ -99,23 +122,38 @@ def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight
     )  # fmt: skip
 
 
-# The tables made last, by address: a training step whose gradients lie where they lay before needs no new one.
-_TABLES: dict[tuple[int, ...], Table] = {}
+# The tables made last, by address, and what they share: gradients lie elsewhere in most steps, the rest stays. Looking
+# at every tensor anew took 10 us of the host for each parameter (an H200's host, where torch's fused AdamW takes 6).
+_TABLES: dict[tuple[tuple[int, ...], ...], Table] = {}
+_KEPT: dict[tuple[int, ...], _Kept] = {}
 _TABLES_KEPT = 8
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _found(kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, made where there is none; the oldest are forgotten."""
+    value = kept.get(key)
+    if value is None:
+        value = make()
+        while len(kept) >= _TABLES_KEPT:
+            del kept[next(iter(kept))]
+        kept[key] = value
+    return value
 
 
 def _table(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor]
 ) -> Table:
-    lists = (params, grads, exp_avgs, exp_avg_sqs)
-    key = tuple(x.data_ptr() for tensors in lists for x in tensors) + tuple(x.numel() for x in params)
-    table = _TABLES.get(key)
-    if table is None:
-        table = make_table(*lists)
-        while len(_TABLES) >= _TABLES_KEPT:
-            del _TABLES[next(iter(_TABLES))]
-        _TABLES[key] = table
-    return table
+    stays = tuple([x.data_ptr() for x in (*params, *exp_avgs, *exp_avg_sqs)] + [x.numel() for x in params])
+    key = (stays, tuple([x.data_ptr() for x in grads]))
+
+    def make() -> Table:
+        base = _found(_KEPT, stays, lambda: _Kept.of(params, exp_avgs, exp_avg_sqs))
+        return base.table(grads, params[0].device, DEFAULT)
+
+    return _found(_TABLES, key, make)
 
 
 def step_triton(

@@ -53,21 +53,28 @@ def chunks_of(numels: tuple[int, ...], chunk: int, device: torch.device) -> tupl
     return tensor.int().to(device), index.int().to(device)
 
 
+def require_whole(tensors: Sequence[Tensor], device: torch.device, use: str) -> None:
+    """Raises ValueError unless all are fp32, contiguous and on the device; `use`: what takes others."""
+    for x in tensors:
+        if x.dtype is not torch.float32 or x.device != device or not x.is_contiguous():
+            raise ValueError(
+                f"these kernels take contiguous fp32 tensors of one device, {device}, got {x.dtype}{tuple(x.shape)} "
+                f"with strides {x.stride()} on {x.device}: use {use} for others"
+            )
+
+
+def to_device(table: Tensor, device: torch.device) -> Tensor:
+    """A table of the host's on the device, which the host does not wait for."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
 def make_table(gradients: Sequence[Tensor]) -> Table:
     """Raises ValueError unless all are fp32, contiguous and on one device."""
     device = gradients[0].device
-    for x in gradients:
-        if x.dtype != torch.float32 or not x.is_contiguous() or x.device != device:
-            raise ValueError(
-                f"gradient_norm takes contiguous fp32 tensors of one device, got {x.dtype}{tuple(x.shape)} with "
-                f"strides {x.stride()} on {x.device}: use torch.nn.utils.clip_grad_norm_ for others"
-            )
-    rows = [(x.data_ptr(), x.numel()) for x in gradients]
-    table = torch.tensor(rows, dtype=torch.int64)
-    if device.type == "cuda":
-        table = table.pin_memory().to(device, non_blocking=True)
-    chunks = chunks_of(tuple(numel for _, numel in rows), CHUNK, device)
-    return Table(table, *chunks, all(address % 16 == 0 for address, _ in rows))
+    require_whole(gradients, device, "torch.nn.utils.clip_grad_norm_")
+    addresses, numels = [x.data_ptr() for x in gradients], tuple(x.numel() for x in gradients)
+    table = torch.tensor((addresses, numels), dtype=torch.int64).T.contiguous()
+    return Table(to_device(table, device), *chunks_of(numels, CHUNK, device), not any(x % 16 for x in addresses))
 
 
 def _table(gradients: Sequence[Tensor]) -> Table:
