@@ -34,10 +34,10 @@ class MatmulConfig:
     kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or, where it takes
     that, the kernel in Gluon: "gluon" (num_warps / 4 warpgroups share a tile), "drift" (they do, a step of k apart),
     "regs" (they do, with A in registers) or "turns" (two take tiles in turn).
-    split: programs per tile, each for a part of k; 1: whole tiles; STREAM (0, tma only): stream-K.
-    reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
-    pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs that
-    a multiprocessor runs at once (tma, whole tiles and stream-K).
+    split: programs per tile, each for a part of k ("pointer", "tma" and "gluon"); 1: whole tiles; STREAM (0, tma only):
+    stream-K. reduce: parts are summed by a second kernel, as those of "pointer" and "gluon" always are, not by the
+    program that finishes a tile last. subtiles: pieces in which a tile of C is stored (tma). per_sm: programs that a
+    multiprocessor runs at once (tma, whole tiles and stream-K).
     rate: of the pointers' tiles, what a multiprocessor reaches relative to the largest, an estimate that only ranks.
     """
 

@@ -3,7 +3,8 @@
 A program's time is that of its k steps, each the slower of its products and its loads, and of the ends of its tiles.
 A launch's is that of the busiest multiprocessor, or of the memory's traffic: the operands once, and again for each
 wave as far as they do not stay in the L2. Parts of k add their way through a workspace. The constants and the rate of
-each tile are fitted to timings on an H200 (`data/tiles_nvidia_h200.json`, by `python -m studies.kernels.tile_law`).
+each tile are fitted to timings on an H200 (`data/tiles_nvidia_h200.json`, by `python -m studies.kernels.tile_law`), and
+what they leave over is that of trees (`matmul_trees`).
 
 Arrays of configurations or of shapes, which broadcast. numpy, no torch.
 """
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from flopcast.bounds import Positive
 from flopcast.decode import load
 from flopcast.kernels.matmul_configs import (
+    GLUON,
     STREAM,
     MatmulConfig,
     from_key,
@@ -32,12 +34,15 @@ from flopcast.kernels.matmul_configs import (
     tile_count,
     with_group,
 )
+from flopcast.kernels.matmul_trees import fitted as trees
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "data"
 MACS_PER_SECOND = 800e12 / 2 / 132  # of a multiprocessor, at a rate of 1
 LINE = 64  # elements of 128 bytes
+KINDS = ("tma", *GLUON, "pointer")
+LAYOUTS = ("nt", "nn", "tn", "tt")
 L2_FROM, L2_TO = 20e6, 80e6  # bytes of operands of which a wave finds all, and none, in the L2
 ITEM_BYTES = 2
 
@@ -95,18 +100,21 @@ class Columns(NamedTuple):
     split: Array
     group: Array
     reduces: NDArray[np.bool_]
-    in_turns: NDArray[np.bool_]
+    kind: Array  # its place among KINDS
+    warps: Array
     rate: Array
 
 
 class Sizes(NamedTuple):
-    """m, n and k of products, and whether rows of A, B and C begin within a line of 128 bytes or a sector of 32."""
+    """m, n and k of products, whether rows of A, B and C begin within a line of 128 bytes or a sector of 32, and the
+    layout's place among LAYOUTS."""
 
     m: Any
     n: Any
     k: Any
     lines: tuple[Any, Any, Any]
     sectors: tuple[Any, Any, Any]
+    layout: int
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +147,8 @@ def columns(configs: Sequence[MatmulConfig], rates: Iterable[float]) -> Columns:
     reduces = np.array([config.reduce for config in configs], bool) | (kinds == "pointer")
     return Columns(
         of("block_m"), of("block_n"), of("block_k"), of("num_stages"), of("per_sm"), of("split"), of("group_m"),
-        reduces, kinds == "turns", np.fromiter(rates, np.float64),
+        reduces, np.array([KINDS.index(kind) for kind in kinds], np.float64), of("num_warps"),
+        np.fromiter(rates, np.float64),
     )  # fmt: skip
 
 
@@ -150,6 +159,7 @@ def sizes_of(layout: str, m: Any, n: Any, k: Any) -> Sizes:
         m, n, k,
         (rows[0] % LINE != 0, rows[1] % LINE != 0, rows[2] % LINE != 0),
         (rows[0] % (LINE // 4) != 0, rows[1] % (LINE // 4) != 0, rows[2] % (LINE // 4) != 0),
+        LAYOUTS.index(layout),
     )  # fmt: skip
 
 
@@ -174,7 +184,7 @@ def seconds(law: Constants, configs: Columns, sizes: Sizes, sm_count: int) -> Ar
 
     # the busiest multiprocessor
     end = law.tile + tile * law.store
-    hidden = np.where(configs.in_turns, 0.0, 1 / np.minimum(waves, configs.per_sm))
+    hidden = np.where(configs.kind == KINDS.index("turns"), 0.0, 1 / np.minimum(waves, configs.per_sm))
     busy = waves * steps * step + end * (1 + (waves - 1) * hidden)
     even = tiles / sm_count
     busy = np.where(of_stream, even * steps * step + end * np.maximum(1.0, even), busy)
@@ -208,16 +218,45 @@ def _norm(one: Any, other: Any, power: float) -> Any:
     return (one**power + other**power) ** (1 / power)
 
 
+def inputs(configs: Columns, sizes: Sizes, sm_count: int) -> Array:
+    """What the trees ask of each configuration for each product, [..., INPUTS]."""
+    m, n, k = sizes.m, sizes.n, sizes.k
+    along_m, along_n = np.ceil(m / configs.block_m), np.ceil(n / configs.block_n)
+    parts = np.maximum(configs.split, 1.0)
+    work = along_m * along_n * parts / sm_count
+    found = {
+        "m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "layout": sizes.layout,
+        "a within lines": sizes.lines[0], "b within lines": sizes.lines[1], "c within lines": sizes.lines[2],
+        "a within sectors": sizes.sectors[0], "b within sectors": sizes.sectors[1],
+        "block_m": configs.block_m, "block_n": configs.block_n, "block_k": configs.block_k, "stages": configs.stages,
+        "per_sm": configs.per_sm, "warps": configs.warps, "group": configs.group, "kind": configs.kind,
+        "split": configs.split, "reduces": configs.reduces,
+        "work": work, "waves": np.ceil(work), "full": work / np.ceil(work), "along m": along_m, "along n": along_n,
+        "full along m": m / (along_m * configs.block_m), "full along n": n / (along_n * configs.block_n),
+        "steps of a part": np.ceil(k / configs.block_k) / parts,
+        "a": np.log2(m * k), "b": np.log2(n * k), "c": np.log2(m * n), "operands": np.log2((m + n) * k),
+        "products": np.log2(m * n * k),
+    }  # fmt: skip
+    return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in found.values())), axis=-1)
+
+
+def corrected(cost: Array, configs: Columns, sizes: Sizes, sm_count: int) -> Array:
+    """Seconds by the law, [configurations], with what it leaves over."""
+    return np.asarray(cost * np.exp(trees().grown(inputs(configs, sizes, sm_count))))
+
+
 def seconds_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
     """Seconds of one configuration for one product; a tile without a rate has its own estimate."""
     law = fitted()
     one = columns([config], [law.rates.get(tile_key(config), config.rate)])
-    return float(seconds(law.constants, one, sizes_of(shape.layout, shape.m, shape.n, shape.k), sm_count)[0])
+    sizes = sizes_of(shape.layout, shape.m, shape.n, shape.k)
+    return float(corrected(seconds(law.constants, one, sizes, sm_count), one, sizes, sm_count)[0])
 
 
 # --- which is the fastest
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+NEAR = 1.6  # times the fastest by the law: beyond, what it leaves over is not asked for
 STREAM_BYTES = 40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
 
 
@@ -240,6 +279,8 @@ def _candidates(sm_count: int, limit: int) -> tuple[list[MatmulConfig], Columns,
         if tile.kind == "tma" and is_power_of_2(tile.block_m * tile.block_n):
             split = [replace(found[-1], split=parts) for parts in (STREAM, *SPLITS)]
             found += [*split, *(replace(one, reduce=True) for one in split if one.split >= 3)]
+        elif tile.kind == "gluon" and tile.block_n <= 320:  # 128x384 spills where it stores parts
+            found += [replace(found[-1], split=parts, reduce=True) for parts in SPLITS]
     rates = [law.rates[tile_key(config)] for config in found]
     return found, columns(found, rates), np.array([stores_ragged(config) for config in found])
 
@@ -272,7 +313,11 @@ def _estimated(shape: Gemm, sm_count: int, limit: int) -> tuple[list[MatmulConfi
     configs, arrays, ragged = _candidates(sm_count, limit)
     suits = _suits(arrays, shape, sm_count) & (ragged if shape.n % 8 else True)
     sizes = sizes_of(shape.layout, shape.m, shape.n, shape.k)
-    return configs, np.where(suits, seconds(fitted().constants, arrays, sizes, sm_count), np.inf)
+    cost = np.where(suits, seconds(fitted().constants, arrays, sizes, sm_count), np.inf)
+    near = np.flatnonzero(cost < NEAR * cost.min())
+    some = Columns._make(column[near] for column in arrays)
+    cost[near] = corrected(cost[near], some, sizes, sm_count)
+    return configs, cost
 
 
 SMALL_FLOPS = 1e10  # 15 to 25 us

@@ -16,6 +16,9 @@ products run. From shared memory an instruction fetches them for each block of c
 
 A tile has N1 + N2 columns, powers of two, N2 possibly 0, in an accumulator each: tiles of 192, 160, 144 or 96 columns,
 and of 192 rows in three groups, fill waves that 128 x 256 leaves a quarter empty.
+
+Split, a tile is as many programs' work as k has parts. Each writes its part, in fp32, to a workspace of whole results,
+which a second kernel sums in the order of k: results are the same from run to run.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -39,7 +44,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flopcast.kernels.launching import launch as launch_kernel
 from flopcast.kernels.matmul_configs import blocks
-from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, suits
+from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, after_the_kernel_before, suits
 
 # Registers per thread by the number of warpgroups: at launch, then of threads that multiply and of threads that load.
 # Each register file of 16,384 serves GROUPS + 1 warps, the loading warp's three idle neighbours included.
@@ -53,6 +58,22 @@ def _position(tile, tiles_m, tiles_n, group_m):
     first = tile // in_group * group_m
     rows = gl.minimum(tiles_m - first, group_m)
     return first + tile % in_group % rows, tile % in_group // rows
+
+
+@gluon.jit
+def _steps(item, tiles, split, k_tiles, SPLIT: gl.constexpr):
+    """(tile, its part of k, first step, step after the last) of a program's item of work, part after part: programs
+    that run at once read the same of k."""
+    tile = item
+    part = item * 0
+    first = part
+    last = k_tiles
+    if SPLIT:
+        part = item // tiles
+        tile = item % tiles
+        first = part * k_tiles // split
+        last = (part + 1) * k_tiles // split
+    return tile, part, first, last
 
 
 @gluon.jit
@@ -75,7 +96,8 @@ def _load_b(desc, k, column, full, buf, TRANS: gl.constexpr):
 def _load(
     descs, bufs, bars, sizes,
     GROUPS: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, SPLIT: gl.constexpr,
+    AHEAD_OF: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: copies every k step of every tile of this program into the ring."""
     if AHEAD_OF:
@@ -83,15 +105,18 @@ def _load(
     a_desc, b_desc, more_desc, _, _ = descs
     a_ring, b_ring, more_ring, _ = bufs
     full, empty, _ = bars
-    tiles_m, tiles_n, k_tiles, group_m = sizes
+    tiles_m, tiles_n, k_tiles, group_m, split = sizes
     PARTS: gl.constexpr = 1 if TURNS else GROUPS
     BYTES: gl.constexpr = (PARTS * ROWS + N1 + N2) * BLOCK_K * 2
     step = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+    tiles = tiles_m * tiles_n
+    items = tiles * split if SPLIT else tiles
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        tile, _part, first, last = _steps(item, tiles, split, k_tiles, SPLIT)
         pid_m, pid_n = _position(tile, tiles_m, tiles_n, group_m)
         row = pid_m * (PARTS * ROWS)
         column = pid_n * (N1 + N2)
-        for ki in range(k_tiles):
+        for ki in range(first, last):
             stage = step % STAGES
             # in the first round the ring is free: a new barrier counts the phase before its first as done
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
@@ -118,17 +143,26 @@ def _send(desc, row, column, c, buf, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _keep(part_ptr, row, column, c, stride, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Writes a block of a part of k to its workspace, whole tiles without a mask: four threads fill a sector."""
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    gl.store(part_ptr + (rows * stride)[:, None] + columns[None, :], c)
+
+
+@gluon.jit
 def _multiply(
-    w: gl.constexpr, descs, bufs, bars, sizes,
+    w: gl.constexpr, descs, bufs, bars, sizes, partial_ptr,
     GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, A_REGS: gl.constexpr, ROWS: gl.constexpr,
     N1: gl.constexpr, N2: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
-    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr,
+    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Multiplying warpgroup `w`: its rows of every tile of this program or, in turns, every other tile."""
     _, _, _, c_desc, c_more_desc = descs
     a_ring, b_ring, more_ring, c_bufs = bufs
     full, empty, turns = bars
-    tiles_m, tiles_n, k_tiles, group_m = sizes
+    tiles_m, tiles_n, k_tiles, group_m, split = sizes
+    tiles = tiles_m * tiles_n
     PARTS: gl.constexpr = 1 if TURNS else GROUPS
     PART: gl.constexpr = 0 if TURNS else w
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N1, 16])
@@ -150,14 +184,15 @@ def _multiply(
         signal = gl.minimum(DRIFT, k_tiles - 1)
     if (DRIFT or A_REGS) and w > 0:
         mbarrier.wait(turns.index(w), 0)
-    for tile in range(first, tiles_m * tiles_n, stride):
+    for item in range(first, tiles * split if SPLIT else tiles, stride):
+        tile, part, k_first, k_last = _steps(item, tiles, split, k_tiles, SPLIT)
         c = gl.zeros([ROWS, N1], gl.float32, LAYOUT)
         if N2:
             c_more = gl.zeros([ROWS, N2], gl.float32, MORE)
         if TURNS:
             mbarrier.wait(turns.index(w), (turn & 1) ^ (1 if w == 0 else 0))
             turn += 1
-        for ki in range(k_tiles):
+        for ki in range(k_first, k_last):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
             a = a_ring.index(stage * PARTS + PART)
@@ -193,7 +228,7 @@ def _multiply(
             if DRIFT and w < GROUPS - 1:
                 mbarrier.arrive(turns.index(w + 1), count=1, pred=step == signal)
             # the step before is done: its stage is free
-            mbarrier.arrive(empty.index((step + STAGES - BEHIND) % STAGES), count=1, pred=ki >= BEHIND)
+            mbarrier.arrive(empty.index((step + STAGES - BEHIND) % STAGES), count=1, pred=ki - k_first >= BEHIND)
             step += 1
         if TURNS:
             mbarrier.arrive(turns.index(1 - w), count=1)
@@ -208,7 +243,13 @@ def _multiply(
         pid_m, pid_n = _position(tile, tiles_m, tiles_n, group_m)
         row = pid_m * (PARTS * ROWS) + PART * ROWS
         column = pid_n * (N1 + N2)
-        if SUBTILES == 1:
+        if SPLIT:
+            stride = tiles_n * (N1 + N2)
+            part_ptr = partial_ptr + part.to(gl.int64) * (tiles_m * PARTS * ROWS) * stride
+            _keep(part_ptr, row, column, c, stride, ROWS, N1, LAYOUT)
+            if N2:
+                _keep(part_ptr, row, column + N1, c_more, stride, ROWS, N2, MORE)
+        elif SUBTILES == 1:
             _send(c_desc, row, column, c, c_buf, LAYOUT)
         else:
             HALF: gl.constexpr = N1 // 2
@@ -216,7 +257,7 @@ def _multiply(
             c0, c1 = c.reshape([ROWS, 2, HALF]).permute([0, 2, 1]).split()
             _send(c_desc, row, column, c0, c_buf, SENT)
             _send(c_desc, row, column + HALF, c1, c_buf, SENT)
-        if N2:
+        if N2 and not SPLIT:
             _send(c_more_desc, row, column + N1, c_more, c_buf, MORE)
     tma.store_wait(0)
 
@@ -231,15 +272,16 @@ def _bars(N: gl.constexpr, COUNT: gl.constexpr):
 
 
 # No value of a size compiles a kernel of its own: one configuration, one kernel.
-@gluon.jit(do_not_specialize=["M", "N", "K", "group_m"])
+@gluon.jit(do_not_specialize=["M", "N", "K", "group_m", "split"])
 def matmul_gluon_kernel(
-    a_desc, b_desc, more_desc, c_desc, c_more_desc, M, N, K, group_m,
+    a_desc, b_desc, more_desc, c_desc, c_more_desc, partial_ptr, M, N, K, group_m, split,
     GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, A_REGS: gl.constexpr, ROWS: gl.constexpr,
     N1: gl.constexpr, N2: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
-    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
+    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, SPLIT: gl.constexpr, AHEAD_OF: gl.constexpr,
 ):  # fmt: skip
     """Boxes as stored: of A ROWS x BLOCK_K, of B BLOCK_K x N1 and, more_desc, BLOCK_K x N2; of C ROWS x N1 / SUBTILES
-    and ROWS x N2. Without N2, more_desc and c_more_desc are any."""
+    and ROWS x N2. Without N2, more_desc and c_more_desc are any. With SPLIT, `split` parts go to partial_ptr, fp32
+    [split, rows of all tiles, columns of all tiles], and none to C; else partial_ptr is any."""
     if AHEAD_OF:
         gdc_launch_dependents()
     PARTS: gl.constexpr = 1 if TURNS else GROUPS
@@ -259,32 +301,57 @@ def matmul_gluon_kernel(
     fence_async_shared()
     descs = (a_desc, b_desc, more_desc, c_desc, c_more_desc)
     bufs = (a_ring, b_ring, more_ring, c_bufs)
-    sizes = (gl.cdiv(M, PARTS * ROWS), gl.cdiv(N, N1 + N2), gl.cdiv(K, BLOCK_K), group_m)
+    sizes = (gl.cdiv(M, PARTS * ROWS), gl.cdiv(N, N1 + N2), gl.cdiv(K, BLOCK_K), group_m, split)
     # fmt: off
     if GROUPS == 2:
         gl.warp_specialize([
-            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
-                         TRANS_A, TRANS_B)),
-            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
-                         TRANS_A, TRANS_B)),
+            (_multiply, (0, descs, bufs, bars, sizes, partial_ptr, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2,
+                         STAGES, SUBTILES, TRANS_A, TRANS_B, SPLIT)),
+            (_multiply, (1, descs, bufs, bars, sizes, partial_ptr, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2,
+                         STAGES, SUBTILES, TRANS_A, TRANS_B, SPLIT)),
             (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
-                     TRANS_A, TRANS_B, AHEAD_OF)),
+                     TRANS_A, TRANS_B, SPLIT, AHEAD_OF)),
         ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
-            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
-                         TRANS_A, TRANS_B)),
-            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
-                         TRANS_A, TRANS_B)),
-            (_multiply, (2, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
-                         TRANS_A, TRANS_B)),
+            (_multiply, (0, descs, bufs, bars, sizes, partial_ptr, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2,
+                         STAGES, SUBTILES, TRANS_A, TRANS_B, SPLIT)),
+            (_multiply, (1, descs, bufs, bars, sizes, partial_ptr, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2,
+                         STAGES, SUBTILES, TRANS_A, TRANS_B, SPLIT)),
+            (_multiply, (2, descs, bufs, bars, sizes, partial_ptr, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2,
+                         STAGES, SUBTILES, TRANS_A, TRANS_B, SPLIT)),
             (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
-                     TRANS_A, TRANS_B, AHEAD_OF)),
+                     TRANS_A, TRANS_B, SPLIT, AHEAD_OF)),
         ], [4, 4, 1], [160, 160, 32])
     # fmt: on
 
 
+@triton.jit(do_not_specialize=["M", "N"])
+def sum_parts_kernel(
+    partial_ptr, c_ptr, M, N,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """c[M, N] = the sum of partial[SPLIT, whole tiles' rows, whole tiles' columns], fp32, in the order of its parts.
+    A program takes ROWS x COLUMNS; N is a multiple of 8."""
+    after_the_kernel_before(PDL)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    # alike in every 8 columns: they are read and written together
+    inside = (rows < M)[:, None] & (columns // 8 < N // 8)[None, :]
+    stride = tl.cdiv(N, BLOCK_N) * BLOCK_N
+    size = tl.cdiv(M, BLOCK_M).to(tl.int64) * BLOCK_M * stride
+    at = rows[:, None] * stride + columns[None, :]
+    c = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for part in tl.static_range(SPLIT):
+        c += tl.load(partial_ptr + part * size + at, mask=inside, other=0.0)
+    row = N // 8 * 8
+    tl.store(c_ptr + rows[:, None] * row + columns[None, :], c.to(c_ptr.dtype.element_ty), mask=inside)
+
+
 # --- launching
+
+SUMMED = (8, 128)  # rows and columns of C per program
 
 
 @lru_cache(maxsize=64)
@@ -311,18 +378,29 @@ def launch(
     turns = config.kind == "turns"
     rows = config.block_m // (1 if turns else groups)
     n1, n2 = blocks(config.block_n)
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
+    split = min(config.split, -(-k // block_k))
+    partial: Any = None
+    if split > 1:
+        whole = (split, tiles_m * config.block_m, tiles_n * config.block_n)
+        partial = torch.empty(whole, dtype=torch.float32, device=a.device)
     trans_a, trans_b = layout[0] == "t", layout[1] == "t"
     b_desc, c_desc = _descriptor(b, block_k, n1, trans_b), _descriptor(c, rows, n1 // config.subtiles)
     with torch.cuda.device_of(a):
         launch_kernel(
-            matmul_gluon_kernel, (min(tiles, sm_count),),
+            matmul_gluon_kernel, (min(tiles_m * tiles_n * split, sm_count),),
             _descriptor(a, rows, block_k, trans_a), b_desc,
             _descriptor(b, block_k, n2, trans_b) if n2 else b_desc, c_desc, _descriptor(c, rows, n2) if n2 else c_desc,
-            m, n, k, config.group_m,
+            c if partial is None else partial, m, n, k, config.group_m, split,
             GROUPS=groups, TURNS=turns, DRIFT=int(config.kind == "drift"), A_REGS=config.kind == "regs", ROWS=rows,
             N1=n1, N2=n2, BLOCK_K=block_k, STAGES=config.num_stages, SUBTILES=config.subtiles,
-            TRANS_A=trans_a, TRANS_B=trans_b, AHEAD_OF=PDL,
+            TRANS_A=trans_a, TRANS_B=trans_b, SPLIT=split > 1, AHEAD_OF=PDL,
             num_warps=4, maxnreg=REGISTERS[groups][0], **AHEAD,
         )  # fmt: skip
+        if partial is not None:
+            launch_kernel(
+                sum_parts_kernel, (-(-m // SUMMED[0]), -(-n // SUMMED[1])),
+                partial, c, m, n, SPLIT=split, BLOCK_M=config.block_m, BLOCK_N=config.block_n, ROWS=SUMMED[0],
+                COLUMNS=SUMMED[1], PDL=PDL, num_warps=4, **AHEAD,
+            )  # fmt: skip
     return c

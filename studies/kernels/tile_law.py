@@ -5,8 +5,9 @@
 RECORD: files of `flopcast tune-kernels` and `studies.kernels.tiles` (matmul_tuning.jsonl, also gzipped); of a
 configuration that was timed at a shape several times the last counts. The constants and the rates are those of least
 squares of log seconds, large errors damped; a configuration counts the less the further it is from the fastest at its
-shape. `--folds N`: also fitted without each Nth of the shapes, at which it then picks among what was timed there.
-`--write` replaces kernels/data/tiles_nvidia_h200.json.
+shape. What they leave over is fitted by trees (`studies.boosting`). `--folds N`: also fitted without each Nth of the
+shapes, at which they then pick among what was timed there. `--write` replaces kernels/data/tiles_nvidia_h200.json and
+trees_nvidia_h200.json.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ from flopcast.kernels.matmul_law import (
     Law,
     columns,
     fitted,
+    inputs,
     seconds,
     sizes_of,
     tile_key,
 )
+from flopcast.kernels.matmul_trees import Grown
+from studies.boosting import boosted
 from studies.command import parser_of
 from studies.fitting import rounded
 
 FILE = FOLDER / "tiles_nvidia_h200.json"
+TREES = FOLDER / "trees_nvidia_h200.json"
 SM_COUNT = 132
 ROBUST = 0.04  # log seconds from which on an error counts linearly
 SHARED = 0.3
@@ -143,6 +148,25 @@ def fit(timed: Sequence[Timed], start: Law, steps: int = 25) -> Law:
     return Law(device=start.device, triton=start.triton, constants=_constants(theta), rates=rates, candidates=found)
 
 
+def grown(timed: Sequence[Timed], law: Law) -> Grown:
+    """The trees of what the law leaves over; of what all configurations of a shape have in common SHARED alone."""
+    rows, target, weights = [], [], []
+    for one in timed:
+        cost, asked = by_law(one, law)
+        left = np.log(one.seconds / cost)
+        rows.append(asked)
+        target.append(left - (1 - SHARED) * np.average(left, weights=one.weights))
+        weights.append(one.weights)
+    return boosted(np.concatenate(rows), np.concatenate(target), np.concatenate(weights))
+
+
+def by_law(one: Timed, law: Law) -> tuple[Array, Array]:
+    """(seconds by the law, what the trees ask) of each configuration."""
+    configs = columns(one.configs, [law.rates[tile_key(config)] for config in one.configs])
+    sizes = sizes_of(*one.place)
+    return seconds(law.constants, configs, sizes, SM_COUNT), inputs(configs, sizes, SM_COUNT)
+
+
 def candidates(timed: Sequence[Timed]) -> tuple[str, ...]:
     in_turn = Counter(tile for one in timed if one.library for tile in {tile_key(config) for config in one.configs})
     return tuple(
@@ -166,10 +190,10 @@ class Pick:
     estimate: float
 
 
-def picks(timed: Iterable[Timed], law: Law) -> Iterator[Pick]:
+def picks(timed: Iterable[Timed], law: Law, trees: Grown) -> Iterator[Pick]:
     for one in timed:
-        rates = [law.rates[tile_key(config)] for config in one.configs]
-        cost = seconds(law.constants, columns(one.configs, rates), sizes_of(*one.place), SM_COUNT)
+        cost, asked = by_law(one, law)
+        cost = cost * np.exp(trees(asked))
         i = int(np.argmin(cost))
         yield Pick(
             one.place, one.configs[i], float(one.seconds[i]), float(one.seconds.min()), one.library, float(cost[i])
@@ -177,12 +201,14 @@ def picks(timed: Iterable[Timed], law: Law) -> Iterator[Pick]:
 
 
 def left_out(timed: Sequence[Timed], start: Law, folds: int) -> Iterator[Pick]:
-    """The picks at each shape of a law that has not seen it."""
+    """The picks at each shape of a law and trees that have not seen it."""
     fold = np.random.default_rng(0).permutation(len(timed)) % folds
     for i in range(folds):
-        law = fit([one for one, its in zip(timed, fold, strict=True) if its != i], start, 12)
+        others = [one for one, its in zip(timed, fold, strict=True) if its != i]
+        law = fit(others, start, 12)
         known = [one for one, its in zip(timed, fold, strict=True) if its == i]
-        yield from picks([one for one in known if all(tile_key(c) in law.rates for c in one.configs)], law)
+        known = [one for one in known if all(tile_key(config) in law.rates for config in one.configs)]
+        yield from picks(known, law, grown(others, law))
 
 
 def multiple_of(place: Place) -> str:
@@ -222,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     timed = read(options.records)
     law = fit(timed, fitted())
-    print(*summary(list(picks(timed, law)), "fitted"), sep="\n")
+    trees = grown(timed, law)
+    print(*summary(list(picks(timed, law, trees)), "fitted"), sep="\n")
     if options.folds:
         print(*summary(list(left_out(timed, law, options.folds)), "left out"), sep="\n")
     if options.write:
@@ -232,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "candidates": law.candidates,
         }  # fmt: skip
         FILE.write_text(json.dumps(rounded(record), indent=1) + "\n", encoding="utf-8")
+        left = {"device": law.device, **{name: each.tolist() for name, each in trees._asdict().items()}}
+        TREES.write_text(json.dumps(rounded(left)) + "\n", encoding="utf-8")
     return 0
 
 

@@ -41,14 +41,16 @@ def compiled(config: MatmulConfig, layout: str) -> Any:
     types = {
         "a_desc": box(rows, k, trans_a), "b_desc": box(k, n1, trans_b), "more_desc": box(k, n2 or n1, trans_b),
         "c_desc": box(rows, n1 // config.subtiles), "c_more_desc": box(rows, n2 or n1 // config.subtiles),
+        "partial_ptr": "*fp32" if config.split > 1 else "*bf16",
     }  # fmt: skip
     constants: dict[str, Any] = {
         "GROUPS": groups, "TURNS": turns, "DRIFT": int(config.kind == "drift"), "A_REGS": config.kind == "regs",
         "ROWS": rows, "N1": n1, "N2": n2, "BLOCK_K": k, "STAGES": config.num_stages, "SUBTILES": config.subtiles,
-        "TRANS_A": trans_a, "TRANS_B": trans_b, "AHEAD_OF": True,
+        "TRANS_A": trans_a, "TRANS_B": trans_b, "SPLIT": config.split > 1, "AHEAD_OF": True,
     }  # fmt: skip
     signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}
-    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs={})
+    aligned = {(kernel.arg_names.index("partial_ptr"),): [["tt.divisibility", 16]]}
+    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": 4, "maxnreg": gluon.REGISTERS[groups][0], "launch_pdl": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 

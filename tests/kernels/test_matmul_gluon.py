@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,12 +17,14 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.check import small_integers
 
 TILES = [config for config in matmul_law.fitted().tiles if config.kind in GLUON]
-# One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves
+SPLIT = [replace(config, split=3, reduce=True) for config in TILES if config.kind == "gluon"]
+# One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves; parts of k
 COMPILED = (
     "nt/gluon/128x192x64/w8s4/g8/k1/c1p1",
     "tn/regs/192x192x64/w12s3/g8/k1/c1p1",
     "nn/drift/128x256x64/w8s4/g8/k1/c2p1",
     "tn/turns/128x192x64/w8s4/g8/k1/c2p1",
+    "nn/gluon/192x192x64/w12s3/g8/k4r/c1p1",
 )
 
 
@@ -57,12 +60,12 @@ def test_its_tiles_fit_the_part() -> None:
 )
 class TestOnDevice:
     # fewer tiles than groups, k of less than a ring; odd ends; several tiles a program
-    @pytest.mark.parametrize("size", [(64, 8, 8), (392, 520, 712), (4104, 3080, 136)])
+    @pytest.mark.parametrize("size", [(64, 8, 8), (392, 520, 712), (4104, 3080, 136), (1856, 320, 5696)])
     @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
     def test_small_integers_multiply_exactly(
         self, at_once: Callable[..., list[torch.Tensor]], layout: str, size: tuple[int, int, int]
     ) -> None:
-        self.exact(at_once, layout, size, torch.bfloat16, TILES)
+        self.exact(at_once, layout, size, torch.bfloat16, [*TILES, *SPLIT])
 
     @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
     def test_fp16_multiplies_exactly(self, at_once: Callable[..., list[torch.Tensor]], layout: str) -> None:
@@ -76,7 +79,7 @@ class TestOnDevice:
         layout: str,
         size: tuple[int, int, int],
         dtype: torch.dtype,
-        configs: tuple[MatmulConfig, ...],
+        configs: Sequence[MatmulConfig],
     ) -> None:
         shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
         a, b = (x.to(dtype) for x in small_integers(shape, "cuda"))
