@@ -60,8 +60,6 @@ EARLIER = {
     "43036962e371": "3744ae3dc650",  # adamw_
     "424aafa9a015": "56cb2202e0b2",  # adamw_clipped_
     "675477737b83": "31081282d564",  # gradient_norm
-    # before 302 products of published models came into the table, none of which had been measured
-    "a83a69512d3e": "569607a3cd09",  # gemm
 }
 
 # Calls of torch whose kernels' sizes depend on the values in their operands -> the version of how the operands are

@@ -3,7 +3,8 @@
     python -m studies.kernels.ratio RECORD... [--gpu nvidia-h200] [--judge PAIRS.csv] [--write]
 
 RECORD: files of `studies.kernels.tiles`, in which each shape's configurations were timed in turn with cuBLAS; what
-counts is the one that a call takes. Or of `studies.kernels.pairs` (.csv). Shapes of the tuned table are left out.
+counts is the one that a call takes. Or of `studies.kernels.pairs` (.csv), those of what a call takes today. Shapes of
+the tuned table are left out.
 Judged tenfold, each tenth by the others, and by `--judge`, pairs of other shapes. `--write` replaces
 roofline/data/product_ratio.json.
 """
@@ -58,7 +59,8 @@ def timed_pairs(records: Sequence[Path], device: str) -> list[tuple[Gemm, float]
     found = pairs(read([path for path in records if path not in tables]), device)
     for row in (row for path in tables for row in timed(read_rows(path))):
         shape = Gemm(m=int(row["m"]), n=int(row["n"]), k=int(row["k"]), layout=row["layout"])
-        found.append((shape, float(np.log(float(row["seconds"]) / float(row["peer_seconds"])))))
+        if row["config"] == choose(shape, SM_COUNT, (9, 0), tma=True, table=find(device, "")).key:
+            found.append((shape, float(np.log(float(row["seconds"]) / float(row["peer_seconds"])))))
     return found
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flopcast.kernels import matmul_trees
 from flopcast.kernels.matmul_law import fitted, tile_key
 from studies.kernels import tile_law
 from studies.kernels.tile_law import Timed, multiple_of, picks, read
 
+TREES = matmul_trees.fitted().grown
+NONE = matmul_trees.Grown(TREES.inputs[:1], TREES.limits[:1], 0.0 * TREES.leaves[:1])  # which leave the law as it is
 FIFTH = Path(__file__).resolve().parents[3] / "reports/nvidia-h200/matmul-kernels/fifth_tuning.jsonl.gz"
 
 
@@ -26,7 +29,7 @@ def timed() -> list[Timed]:
 def test_what_it_picks_is_nearly_the_fastest(
     timed: list[Timed], multiple: str, count: int, of_library: float, of_fastest: float
 ) -> None:
-    found = [pick for pick in picks(timed, fitted()) if multiple_of(pick.place) == multiple]
+    found = [pick for pick in picks(timed, fitted(), TREES) if multiple_of(pick.place) == multiple]
     assert len(found) == count
     assert np.exp(np.mean([np.log(pick.library / pick.seconds) for pick in found if pick.library])) > of_library
     assert np.exp(np.mean([np.log(pick.seconds / pick.fastest) for pick in found])) < of_fastest
@@ -53,4 +56,4 @@ def _each(one: Timed, rates: dict[str, float]) -> list[tile_law.Pick]:
     law = replace(fitted(), rates=rates)
     alone = [Timed(one.place, (config,), one.seconds[:1], None) for config in one.configs]
     assert all(tile_key(config) in rates for config in one.configs)
-    return list(picks(alone, law))
+    return list(picks(alone, law, NONE))
