@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.profile import Profile
 
 # Read when torch or OpenBLAS are first imported. The tensors are small: more threads only contend, and the processes
 # that run tests side by side share the cores: on two cores one thread each.
@@ -83,9 +86,18 @@ class Result(NamedTuple):
         return json.loads(self.out, parse_constant=_no_constant)
 
 
-# Profiles that tests ask for by name; none of them is ever in a test's own folder of profiles.
-SHIPPED = ("nvidia-h200", "nvidia-l4", "nvidia-b200")
+# Profiles that tests ask for by these names; none of them is ever in a test's own folder of profiles.
+SHIPPED = {"nvidia-h200": "nvidia-h200", "H200": "nvidia-h200", "nvidia-l4": "nvidia-l4", "nvidia-b200": "nvidia-b200"}
 _once = functools.cache(lambda find, name: find(name))
+
+
+@pytest.fixture(scope="session")
+def h200() -> Profile:
+    """The shipped profile, the same as for commands: the rules of its widths, which take 5 s, are derived once."""
+    from flopcast.roofline.gpu.library import profiles
+
+    found: Profile = _once(profiles.find_profile, "nvidia-h200")
+    return found
 
 
 @pytest.fixture
@@ -98,7 +110,9 @@ def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     from flopcast.roofline.gpu.library import profiles
 
     find = profiles.find_profile
-    monkeypatch.setattr(profiles, "find_profile", lambda name: _once(find, name) if name in SHIPPED else find(name))
+    monkeypatch.setattr(
+        profiles, "find_profile", lambda name: _once(find, SHIPPED[name]) if name in SHIPPED else find(name)
+    )
 
     def run(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["flopcast", *map(str, arguments)])

@@ -291,7 +291,7 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
         return module_stream(
             plan.module, run, run.device_of(profile.device), sizes={"batch": run.batch, "seq": run.seq}
         )
-    return get_stream(plan.config, traced_of(run, profile))
+    return get_stream(plan.config, traced_of(run, profile), vary="width")
 
 
 def plan_of(row: StepRow | StepKernelsRow) -> StepPlan:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,11 +14,14 @@ import pytest
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.library import code
 from flopcast.roofline.stream.library.stored import stream_key
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
+from flopcast.roofline.stream.tracer.compiler.side_by_side import compilers
 
 TINY = make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)
 
@@ -98,3 +103,22 @@ def _folder_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache_of_the_module(_folder_of_the_module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test of the module traces, the others find."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(_folder_of_the_module))
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Iterator[Callable[[Asked], Future[OutputCode]]]:
+    """Has steps compiled for an H200 one after the other, in one process for all files: starting one takes ten
+    seconds."""
+    with compilers({"capability": [9, 0], "sm_count": 132}, Asked.cudnn, 1) as compiled:
+        yield compiled
+
+
+@pytest.fixture
+def compiled_in_one_process(compiled: Callable[[Asked], Future[OutputCode]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of compiled steps, which are of an H200, are made of what that process compiles."""
+
+    @contextmanager
+    def compiling(asked: Asked) -> Iterator[Callable[[], OutputCode]]:
+        yield compiled(asked).result
+
+    monkeypatch.setattr(code, "compiling", compiling)

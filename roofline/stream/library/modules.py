@@ -207,7 +207,8 @@ class Module:
         return partial(self.at_batch, run, device)
 
     def _trace_batch(self, run: Run, device: str, batch: int) -> Stream:
-        stream = self._trace(run, device, {**self.sizes, "batch": batch})
+        # the run says this batch too: all batches of a sweep are derived from the same traces
+        stream = self._trace(replace(run, batch=batch), device, {**self.sizes, "batch": batch})
         if stream.meta["unit"] == "steps":
             raise UsageError(
                 f"{self.name}: the batch of a step function is not known, and cannot be varied; give a factory that "

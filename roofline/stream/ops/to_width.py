@@ -77,8 +77,8 @@ def reference_of(config: Config, traced: Traced) -> Config:
 def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
     """Chooses a prime for each dimension, or 1 for one that is 1; none divides a number of tokens.
 
-    A hidden size that has to be a multiple of the number of heads is a prime times that number; `to_width` replaces it
-    as a whole, before the heads.
+    A hidden size that has to be a multiple of the number of heads is a prime times that number, a small one: it would
+    be larger than a config may say. `to_width` replaces it as a whole, before the heads.
     """
     batch, seq = traced.batch, traced.seq
     numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate, traced.clip)
@@ -87,7 +87,7 @@ def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[s
     for name in ("k", "g", "p"):
         found[name] = 1 if name != "p" and sizes[name] == 1 else free.pop(0)
     if model_type not in _FREE_HEADS:
-        found["h"] *= found["k"] * found["g"]
+        found["h"] = free.pop(0) * found["k"] * found["g"]
     return found
 
 

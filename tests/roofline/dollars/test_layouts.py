@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from math import exp, hypot
 from typing import Any
 
@@ -24,6 +25,7 @@ from flopcast.roofline.dollars.layouts import (
 )
 from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.model.models import make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
@@ -34,8 +36,14 @@ pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 CONFIG = make_config(width=256, depth=3, heads=2, kv_heads=2, head_dim=128, vocab=1024)
 
 
+@cache
+def h200() -> Profile:
+    """One for all: what a profile computes of its kernels when it first forecasts them takes seconds."""
+    return find_profile("nvidia-h200")
+
+
 def workload(sequences: int, memory: float | None = None) -> Workload:
-    profile = find_profile("nvidia-h200")
+    profile = h200()
     if memory is not None:
         device: Mapping[str, Any] = {**profile.device, "memory_bytes": memory}
         profile = replace(profile, device=device)

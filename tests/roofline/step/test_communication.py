@@ -11,6 +11,7 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import NO_HOST
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.communication import Fabric, calls_around, slowed
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.priced_step import PricedStep
@@ -35,8 +36,14 @@ def run_of(layout: str, link: str = "auto") -> Run:
     return Run(batch=2, seq=128, optimizer="adamw-fused", parallel=f"{layout}=2", link=link)
 
 
+@cache
+def h200() -> Profile:
+    """One for all: what a profile computes of its kernels when it first forecasts them takes seconds."""
+    return find_profile("nvidia-h200")
+
+
 def priced(layout: str, link: str = "auto") -> PricedStep:
-    return PricedStep(traced(layout), run_of(layout, link), find_profile("nvidia-h200"))
+    return PricedStep(traced(layout), run_of(layout, link), h200())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,7 +91,7 @@ def kernel(seconds: float, lane: int = 0) -> TimedOp:
 
 def beside(ops: list[TimedOp], *when: tuple[float, float]) -> list[float]:
     """Seconds of ops that ran so, by the shipped link and GPU."""
-    fabric, profile = Fabric(find_interconnect("nvidia-h200"), 2), find_profile("nvidia-h200")
+    fabric, profile = Fabric(find_interconnect("nvidia-h200"), 2), h200()
     spans = [Span(number, start, end) for number, (start, end) in enumerate(when)]
     return slowed(ops, spans, lambda op, sent: fabric.beside(op, sent, profile))
 
@@ -112,7 +119,7 @@ def test_a_group_of_one_sends_nothing() -> None:
     fabric = Fabric(find_interconnect("nvidia-h200"), per_host=8)
     assert fabric.time(SENT._replace(ranks=1)).seconds == 0.0
     assert fabric.time(SENT).seconds > 0.0
-    beside = fabric.beside(kernel(1e-3), SENT._replace(ranks=1), find_profile("nvidia-h200"))
+    beside = fabric.beside(kernel(1e-3), SENT._replace(ranks=1), h200())
     assert (beside.kernel, beside.collective) == (1.0, 1.0)
 
 

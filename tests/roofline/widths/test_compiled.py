@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.compiled import as_eager
 from flopcast.roofline.stream.library.streams import get_stream
@@ -31,11 +30,6 @@ def padded(config: Config, traced: Traced, **how: Any) -> Stream:
         return get_stream(config, traced, **how)
     wide = {**config, **{name: -(-int(config[name]) // 8) * 8 for name in ("hidden_size", "intermediate_size")}}
     return get_stream(wide, as_eager(traced), **how)
-
-
-@pytest.fixture(scope="module")
-def h200() -> Profile:
-    return find_profile("nvidia-h200")
 
 
 @pytest.fixture

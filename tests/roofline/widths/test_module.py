@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+from flopcast.roofline.gpu.library.profiles import find_host
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.widths.module import answer_of_module, widths_near
@@ -34,9 +35,11 @@ def test_every_class_of_width_is_tried_between_aligned_ones(own: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "batch"), [(200, 64), (777, 2048)])
-def test_an_odd_width_is_never_faster_per_parameter_than_the_aligned_one_beside_it(width: int, batch: int) -> None:
+def test_an_odd_width_is_never_faster_per_parameter_than_the_aligned_one_beside_it(
+    h200: Profile, width: int, batch: int
+) -> None:
     module = Module("flopcast.microbench.zoo:mlp", sizes={"batch": batch, "depth": 2})
-    found = answer_of_module(module, Run(), find_profile("nvidia-h200"), around=width, host=find_host("none"))
+    found = answer_of_module(module, Run(), h200, around=width, host=find_host("none"))
     points = {point.value: point for point in found.points["width"]}
     odd = [value for value in points if value % 2]
     assert len(odd) >= 2

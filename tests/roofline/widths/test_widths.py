@@ -16,7 +16,6 @@ from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.records import records
 from flopcast.roofline.base.csv_files import write_rows
-from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params
 from flopcast.roofline.stream.model.run import Run
@@ -32,11 +31,6 @@ from studies.widths.sets import SETS
 RUN = Run(batch=8, seq=1024, optimizer="adamw-fused")
 MODEL = make_config(width=1024, depth=4, heads=8, kv_heads=4, ffn=3072, vocab=32_768)
 WIDTHS = (960, 1016, 1020, 1023, 1024, 1025, 1032, 1056, 1088)
-
-
-@pytest.fixture(scope="module")
-def h200() -> Profile:
-    return find_profile("nvidia-h200")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from flopcast.microbench import zoo
 from flopcast.microbench.recipe import training_step
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, forecast
-from flopcast.roofline.stream.library.modules import run_of_stream
+from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config
@@ -203,6 +203,13 @@ def test_what_torch_says_of_its_own_copies_is_not_passed_on(recwarn: pytest.Warn
 
     trace_module(Copied(), torch.randn(2, 4))
     assert {str(warning.message) for warning in recwarn} == {"mine"}
+
+
+def test_runs_of_other_batches_are_derived_from_the_same_traces() -> None:
+    module = Module("flopcast.microbench.zoo:mlp")
+    streams = [module.at_batch(Run(batch=batch), "cuda", batch) for batch in (8, 64)]
+    assert [stream.meta["batch"] for stream in streams] == [8, 64]
+    assert len(module._traced) == 2
 
 
 def test_micro_batches_and_checkpointing(tiny: dict[str, Any], profile: Profile) -> None:

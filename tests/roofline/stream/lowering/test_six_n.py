@@ -123,22 +123,20 @@ def experts() -> tuple[torch.nn.Module, torch.Tensor]:
     return torch.nn.Sequential(Experts(), Experts()), torch.randn(EXPERT_ROWS, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("mode", "precision"),
-    [
-        *((mode, precision) for mode in ("eager", "compile") for precision in ("autocast-bf16", "bf16", "fp32")),
-        ("compile-graphs", "autocast-bf16"),
-    ],
-)
-def test_active_experts_and_flops_are_as_many_in_every_mode(mode: str, precision: str) -> None:
-    run = Run(mode=mode, precision=precision)
-    stream = Module(f"{__file__}:experts").stream(run, run.device_of(H200))
+@pytest.mark.usefixtures("compiled_in_one_process")
+@pytest.mark.parametrize("precision", ["autocast-bf16", "bf16", "fp32"])
+def test_active_experts_and_flops_are_as_many_in_every_mode(precision: str) -> None:
     bank, router = 8 * WIDTH * 2 * WIDTH, 8 * WIDTH
-    assert count_parameters(stream, EXPERT_ROWS).active == 2 * (router + 2 * bank // 4)
-    # three products of each bank, but for the gradient of the model's input; the choice of rows passes no gradient on
-    assert flops_of(stream) == 2 * EXPERT_ROWS * (11 * bank // 4 + 2 * router)
+    module = Module(f"{__file__}:experts")  # which is compiled once for both modes
+    for mode in ("eager", "compile", "compile-graphs"):
+        run = Run(mode=mode, precision=precision)
+        stream = module.stream(run, run.device_of(H200))
+        assert count_parameters(stream, EXPERT_ROWS).active == 2 * (router + 2 * bank // 4), mode
+        # three products of each bank, but for the gradient of the model's input; the choice of rows passes none on
+        assert flops_of(stream) == 2 * EXPERT_ROWS * (11 * bank // 4 + 2 * router), mode
 
 
+@pytest.mark.usefixtures("compiled_in_one_process")
 @pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
 @pytest.mark.parametrize("depth", [2, 5])
 def test_active_experts_of_compiled_layers_that_stand_for_several(mode: str, depth: int) -> None:

@@ -39,6 +39,8 @@ CASES = {
         {"seq": 256, "optimizer": "adamw-fused", "checkpoint": "full"},
     ),
     "flopcast's AdamW": (UNALIGNED, {"optimizer": "adamw-triton", "clip": 1.0}),
+    # the reference's hidden size is a multiple of both numbers of heads, and no larger than a config may say
+    "heads in groups": ({**LLAMA, "hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2}, {}),
     # one key-value head, one layer: what stands alone takes other paths
     "a head alone": (with_depth(LLAMA, 1), {"accumulate": 2, "precision": "bf16", "device": "cpu"}),
 }

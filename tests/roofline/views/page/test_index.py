@@ -13,6 +13,7 @@ from flopcast.errors import UsageError
 from flopcast.roofline.dollars.standard import MODELS, standard_gpu
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.views.figures.width_checks import read_checks
 from flopcast.roofline.views.page import index as page_index
 from flopcast.roofline.views.page import widths
@@ -75,10 +76,10 @@ def test_an_index_is_kept_up_to_date_and_none_is_made_unasked(tmp_path: Path) ->
         page_index.keep(tmp_path / "a", tmp_path / "nowhere")
 
 
-def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(tmp_path: Path) -> None:
+def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(tmp_path: Path, h200: Profile) -> None:
     page(tmp_path / "nvidia-h200", "nvidia-h200")
     price = latest(load_prices(), "nvidia-h200")
-    gpus = [standard_gpu(find_profile("nvidia-h200"), price), standard_gpu(find_profile("nvidia-l4"), None)]
+    gpus = [standard_gpu(h200, price), standard_gpu(find_profile("nvidia-l4"), None)]
     text = page_index.write(tmp_path, gpus).read_text()
     table = text[text.index('id="table-gpus"') : text.index("</table>")]
     rows = [re.findall(r'data-v="([^"]*)"', row) for row in table.split("<tr>")[2:]]
@@ -101,8 +102,8 @@ def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(tmp_path: P
     assert l4["qwen3-4b/step_seconds"] == ""  # 64 GB of weights and states do not fit into 24
 
 
-def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
-    rules = measured_rules(find_profile("nvidia-h200"))
+def test_the_multiple_to_keep_comes_from_this_gpus_own_products(h200: Profile) -> None:
+    rules = measured_rules(h200)
     said = multiple_to_keep(rules)
     assert said.startswith("Keep hidden, ffn and vocabulary sizes to multiples of 64.")
     assert "those with an odd size take" in said
@@ -138,11 +139,10 @@ def test_checks_of_widths_are_told_by_set_and_kind() -> None:
     assert widths.what_steps_lost([]) == ""
 
 
-def test_extra_sections_are_there_or_say_why(tmp_path: Path) -> None:
-    profile = find_profile("nvidia-h200")
+def test_extra_sections_are_there_or_say_why(tmp_path: Path, h200: Profile) -> None:
     out = tmp_path / "nvidia-h200"
     out.mkdir()
-    sections, faults = extra_sections(profile, out, may_trace=False)
+    sections, faults = extra_sections(h200, out, may_trace=False)
     assert [part.name for part in sections] == ["widths"]
     assert sections[0].advice[0] == "Which multiple to keep"
     assert faults == []
@@ -150,6 +150,6 @@ def test_extra_sections_are_there_or_say_why(tmp_path: Path) -> None:
     economics.mkdir()
     for document in ("{}", '{"claims": [{"depth_law": "printed", "hosts": "own"}]}', "[" * 10**5, "torn"):
         (economics / "claims.json").write_text(document)
-        sections, faults = extra_sections(profile, out, may_trace=False)
+        sections, faults = extra_sections(h200, out, may_trace=False)
         assert [part.name for part in sections] == ["widths"]
         assert "claims could not be made: DataError: " in faults[0]

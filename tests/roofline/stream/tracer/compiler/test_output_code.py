@@ -1,9 +1,14 @@
-"""A compiled step's code is a GPU's, though there is none: real dynamo and inductor in a process of their own."""
+"""A compiled step's code is a GPU's, though there is none: real dynamo and inductor in a process of their own.
+
+A process for each step (`output_code`) where that is what is tested, or the GPU is another; else the one of all files.
+"""
 
 from __future__ import annotations
 
 import gzip
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +21,10 @@ from flopcast.roofline.stream.compiled.launches import GENERATED, Kind
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
-from flopcast.roofline.stream.tracer.compiler.side_by_side import compilers
 
 pytest.importorskip("triton")
+
+Compiled = Callable[[Asked], Future[OutputCode]]
 
 QWEN3 = {
     "model_type": "qwen3", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2,
@@ -67,25 +73,24 @@ def test_a_step_is_compiled_for_the_gpu(qwen3: OutputCode) -> None:
     assert "multi_processor_count=132, cc=90" in qwen3.text
 
 
-def test_a_process_that_compiles_several_gives_the_code_of_each(qwen3: OutputCode) -> None:
+def test_a_process_that_compiles_several_gives_the_code_of_each(qwen3: OutputCode, compiled: Compiled) -> None:
     """Nothing of a step is left for the next one."""
     asked = Asked(config=QWEN3, batch=4, seq=256)
     other = replace(asked, config={**QWEN3, "hidden_size": 192, "num_hidden_layers": 1}, mode="compile-graphs")
-    with compilers({}, asked.cudnn, 1) as submit:
-        token = replace(other, batch=2, seq=1, phase="decode", context=32, precision="bf16")
-        refused, first, decode, found = [
-            submit(one) for one in (replace(asked, module="no:such", config=None), other, token, asked)
-        ]
-        with pytest.raises(UsageError, match="'no:such'"):
-            refused.result()
-        assert read_output_code(found.result().text) == read_output_code(qwen3.text)
-        assert replace(found.result(), graphs=()) == replace(qwen3, graphs=())
-        assert len(first.result().text) < len(qwen3.text)
-        called = decode.result()
-        ((graph,), (captured,)) = read_output_code(called.text), read_output_code(called.text)[0].captured
-        assert (called.breaks, called.waits, called.outside) == ((), (), {})
-        assert (graph.label, captured) == ("0_inference", (0, len(graph.launches)))
-        assert sum(launch.kind is Kind.PRODUCT for launch in graph.launches) == 8, "of a layer, and the logits"
+    token = replace(other, batch=2, seq=1, phase="decode", context=32, precision="bf16")
+    refused, first, decode, found = [
+        compiled(one) for one in (replace(asked, module="no:such", config=None), other, token, asked)
+    ]
+    with pytest.raises(UsageError, match="'no:such'"):
+        refused.result()
+    assert read_output_code(found.result().text) == read_output_code(qwen3.text)
+    assert replace(found.result(), graphs=()) == replace(qwen3, graphs=())
+    assert len(first.result().text) < len(qwen3.text)
+    called = decode.result()
+    ((graph,), (captured,)) = read_output_code(called.text), read_output_code(called.text)[0].captured
+    assert (called.breaks, called.waits, called.outside) == ((), (), {})
+    assert (graph.label, captured) == ("0_inference", (0, len(graph.launches)))
+    assert sum(launch.kind is Kind.PRODUCT for launch in graph.launches) == 8, "of a layer, and the logits"
 
 
 def test_products_have_operands_in_bf16_on_the_gpu(qwen3: OutputCode) -> None:
@@ -126,26 +131,26 @@ def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
     assert "net.py:15, in forward" in code.waits[0]
 
 
-def test_a_recorded_step_launches_what_it_launched_on_an_h200(root: Path) -> None:
+def test_a_recorded_step_launches_what_it_launched_on_an_h200(root: Path, compiled: Compiled) -> None:
     recorded = root / "reports" / "nvidia-h200" / "compiled-steps" / "mlp.code.gz"  # by torch 2.11
-    code = output_code(Asked(module="flopcast.microbench.zoo:mlp", sizes={"batch": 4096}))
+    code = compiled(Asked(module="flopcast.microbench.zoo:mlp", sizes={"batch": 4096})).result()
     expected = read_output_code(gzip.decompress(recorded.read_bytes()).decode())
     assert compare(expected, read_output_code(code.text)).within(0.02)
 
 
-def test_what_layers_recompute_is_in_the_backward() -> None:
-    code = output_code(Asked(config=QWEN3 | {"num_hidden_layers": 1}, batch=2, checkpoint="full"))
+def test_what_layers_recompute_is_in_the_backward(compiled: Compiled) -> None:
+    code = compiled(Asked(config=QWEN3 | {"num_hidden_layers": 1}, batch=2, checkpoint="full")).result()
     _, backward = code.graphs
     assert "_scaled_dot_product_cudnn_attention.default" in backward
     assert "_scaled_dot_product_cudnn_attention_backward.default" in backward
 
 
-def test_what_cannot_be_compiled_is_refused(users: Path) -> None:
+def test_what_cannot_be_compiled_is_refused(users: Path, compiled: Compiled) -> None:
     with pytest.raises(UsageError, match="valid are compile, compile-graphs"):
         output_code(Asked(config=QWEN3, mode="fastest"))
     users.write_text(USERS.replace("{breaks}", "x = x @ x"))
     with pytest.raises(UsageError, match="torch cannot compile the step"):
-        output_code(Asked(module=f"{users}:net"))
+        compiled(Asked(module=f"{users}:net")).result()
     with pytest.raises(UsageError, match=r"cannot compile the step: ValueError: .*qwen7"):
         output_code(Asked(config={"model_type": "qwen7", "vocab_size": 10}))
     with pytest.raises(UsageError, match=r"not compiled after 0\.1 s"):
