@@ -25,6 +25,7 @@ SUITES = {
     "images": "Image models",
     "bitsandbytes": "QLoRA and AdamW in 8 bits, by bitsandbytes",
     "precisions": "Steps in fp32, tf32, fp16 and bf16",
+    "adamw-triton": "AdamW with clipping inside",
 }
 
 TIMED_ONCE = (

@@ -231,8 +231,8 @@ def is_of(recorded: Mapping[str, Any], plan: StepPlan) -> bool:
 
 def others(evidence: Evidence) -> str:
     """Device time and step beyond plain Qwen3, set by set, and other families one by one."""
-    names = ("H200, other kernels", *REPLAYING.values(), EARLIER_TILES, "H200, other options", "H200, other families",
-             "H100 SXM, other kernels")  # fmt: skip
+    names = ("H200, other kernels", *dict.fromkeys(REPLAYING.values()), EARLIER_TILES, "H200, other options",
+             "H200, other families", "H100 SXM, other kernels")  # fmt: skip
     lines = [_line(name, evidence.sets[name]) for name in names]
     lines += [_line(f"- {short_name(row.label)}", [row]) for row in evidence.sets["H200, other families"]]
     return table(

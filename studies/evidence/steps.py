@@ -34,19 +34,22 @@ MACHINES = {
     "H200, eleventh": f"{H200}/steps-on-kernels/products-2",
     "H200, twelfth": f"{H200}/steps-on-kernels/whole",
     "H200, thirteenth": f"{H200}/steps-on-kernels/replayed-3",
+    "H200, fourteenth": f"{H200}/steps-on-kernels/products-3",
 }
 # Steps on Triton's kernels, whose operators replay their launches, as today's do. Those of all other machines made
 # their launches anew, and are forecast by what the operators cost the host then. The eighth's host was calibrated with
 # calls that are not replayed (`studies.shipped.hosts.DISTINCT`), the others' as models call. The tenth ran steps on
-# Triton's products by today's tiles, and so did the eleventh, whose kernels count from the end of the one before.
+# Triton's products, and so did the eleventh, whose kernels count from the end of the one before, and, by today's tiles,
+# the fourteenth: forecasts of the other two are of tiles that since split k and that trees choose.
 # The twelfth ran models whose layers are whole, and the thirteenth the eighth's steps, in rounds of a second where the
 # power limit holds the clock.
-EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH = (
-    f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth")
+EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH = (
+    f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth")
 )
+BEFORE_PARTS = "H200, Triton's products before parts of k"
 REPLAYING = {
     EIGHTH: "H200, Triton's kernels, replayed", NINTH: "H200, Triton's kernels, replayed again",
-    TENTH: "H200, Triton's products by today's tiles", ELEVENTH: "H200, Triton's products, each by itself",
+    TENTH: BEFORE_PARTS, ELEVENTH: BEFORE_PARTS, FOURTEENTH: "H200, Triton's products with parts of k",
     TWELFTH: "H200, whole layers", THIRTEENTH: "H200, Triton's kernels, long rounds",
 }  # fmt: skip
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
@@ -108,7 +111,12 @@ def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
     found = {
         **_split("H200", first),
         "H200, other kernels": [row for row in _of(on_h200, PATCHED) if row.plan.matmul == "torch"],
-        **{told: _of(by_machine.get(name, ()), PATCHED) for name, told in REPLAYING.items()},
+        **{
+            told: _of(
+                [row for name, its in REPLAYING.items() if its == told for row in by_machine.get(name, ())], PATCHED
+            )
+            for told in REPLAYING.values()
+        },
         EARLIER_TILES: [row for row in _of(on_h200, PATCHED) if row.plan.matmul != "torch"],
         "H200, other families": _of(first, FAMILIES),
         "H200, other options": _of(first, OPTIONS),

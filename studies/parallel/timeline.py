@@ -3,10 +3,10 @@
     python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
 Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
-(`studies.parallel.overlap`), and host.json, host-2.json and host-4.json, what `flopcast fit` made of the same machines'
-`bench --suite host`: of the first steps, of the larger and the compiled ones, and of the larger ones again. Steps over
-four GPUs are forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every step is traced, which
-takes minutes.
+(`studies.parallel.overlap`), and host.json, host-2.json, host-4.json and host-5.json, what `flopcast fit` made of the
+same machines' `bench --suite host`: of the first steps, of the larger and the compiled ones, of the larger ones again,
+and of those over four GPUs again. The first of these are forecast twice: as what ships says, and by the link as two
+GPUs alone tell it. Every step is traced, which takes minutes.
 
 Eager steps of models of stock shapes (named w*) and compiled ones of Qwen3-0.6B are those that `studies.parallel.host`
 fits what Python spends around calls to; the device-bound ones of the former give `uncertainty.LANES_BEYOND`. The others
@@ -41,7 +41,7 @@ from studies.parallel.overlap import Spent
 from studies.parallel.steps import GROUPS, MODELS, Measured, Step
 
 FOLDER = ROOT / "reports" / "parallel"
-HOST, LATER_HOST, LAST_HOST = (FOLDER / name for name in ("host.json", "host-2.json", "host-4.json"))
+HOST, LATER_HOST, LAST_HOST, FOURS_HOST = (FOLDER / f"{name}.json" for name in ("host", "host-2", "host-4", "host-5"))
 GPU = "nvidia-h200"
 
 
@@ -113,6 +113,7 @@ SECTIONS = {
     "larger again": Section("The same, on two other H200s", LAST_HOST, AGAIN),
     "compiled": Section("Compiled steps", LATER_HOST),
     "four": Section("Over four GPUs", by_two=True),
+    "four again": Section("The same over four GPUs, on another host", FOURS_HOST, AGAIN),
 }
 
 
