@@ -136,6 +136,19 @@ def test_fine_tuning_is_as_far_off_as_the_guide_says() -> None:
     assert median(errors([row for row in rows if row not in known_wrong], "step_error")) < 0.03
 
 
+def test_steps_of_our_adamw_are_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("adamw-triton")
+    assert len(rows) == 20
+    assert median(errors(rows, "device_error")) < 0.0035
+    assert max(errors(rows, "device_error")) < 0.033
+    assert max(errors(rows, "peak_error")) < 0.0031
+    of_device, of_host = ([row for row in rows if (row["bound"] == "host") == by_host] for by_host in (False, True))
+    assert median(errors(of_device, "step_error")) < 0.0175
+    assert max(errors(of_device, "step_error")) < 0.04
+    assert median(errors(of_host, "step_error")) < 0.05
+    assert max(errors(of_host, "step_error")) < 0.12
+
+
 def test_memory_of_bitsandbytes_steps_is_what_the_guide_says() -> None:
     rows = rows_of("bitsandbytes")
     qlora = [float(row["peak_error"]) for row in rows if row["finetune"] == "qlora" and row["checkpoint"] == "none"]
@@ -150,6 +163,7 @@ def test_memory_of_bitsandbytes_steps_is_what_the_guide_says() -> None:
     [
         ("inference", "qwen3-4b", {"phase": "decode", "context": 4096}),
         ("fine-tune", "qwen3-0.6b", {"optimizer": "muon"}),
+        ("adamw-triton", "w512-d4", {}),
     ],
 )
 def test_the_tables_are_what_today_s_code_says(suite: str, name: str, chosen: dict[str, object]) -> None:

@@ -41,7 +41,8 @@ def test_a_step_is_as_long_as_forecast(name: str) -> None:
         (FILE, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01), (FILE, "gpt2-zero2=4-16x1024-adamw-fused", 0.06),
         (FILE, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06), (FILE, "qwen3-8b-d6-tp=4-8x2048-adamw-fused", 0.07),
         (AGAIN, "gpt2-ddp-16x1024-x2-adamw-fused", 0.01), (AGAIN, "gpt2-zero2-16x1024-adamw-fused", 0.07),
-        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.06),
+        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.06), (AGAIN, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01),
+        (AGAIN, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06),
     ],
 )  # fmt: skip
 def test_steps_over_four_gpus_and_of_other_hosts_are_as_forecast_with_the_shipped_host(
