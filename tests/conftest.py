@@ -41,8 +41,10 @@ settings.load_profile("flopcast")
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Streams traced by the tests stay out of the user's cache, and the user's out of the tests."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    """Streams traced by the tests stay out of the user's cache, and the user's out of the tests. The processes that run
+    tests side by side share one, as a user's do."""
+    base = tmp_path_factory.getbasetemp()
+    os.environ["XDG_CACHE_HOME"] = str((base.parent if WORKERS > 1 else base) / "cache")
 
 
 @pytest.fixture(scope="session")
