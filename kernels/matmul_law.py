@@ -219,7 +219,7 @@ def _norm(one: Any, other: Any, power: float) -> Any:
 
 
 def inputs(configs: Columns, sizes: Sizes, sm_count: int) -> Array:
-    """What the trees ask of each configuration for each product, [..., INPUTS]."""
+    """What the trees ask of each configuration for each product: along the last axis a number for each question."""
     m, n, k = sizes.m, sizes.n, sizes.k
     along_m, along_n = np.ceil(m / configs.block_m), np.ceil(n / configs.block_n)
     parts = np.maximum(configs.split, 1.0)

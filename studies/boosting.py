@@ -30,7 +30,7 @@ def boosted(rows: Array, target: Array, weights: Array, trees: int = TREES, seed
     found = []
     for _ in range(trees):
         seen = generator.random(len(left)) < ROWS
-        asked = generator.permutation(rows.shape[1])[: int(INPUTS * rows.shape[1])]
+        asked = generator.permutation(rows.shape[1])[: max(1, int(INPUTS * rows.shape[1]))]
         tree = _tree(bins[seen], limits, left[seen], weights[seen], asked)
         left -= tree(rows)
         found.append(tree)
