@@ -4,8 +4,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # Processes that tests run in; a file's tests stay in one. Each grows to 4 GB of memory. Files go out in their order:
-# pytest-xdist's own begins with those of many tests and ends with long files of one, for which the other process waits
-# 110 s.
+# pytest-xdist's own begins with those of many tests and ends with long files of one, for which the other process waits.
 PYTEST_WORKERS ?= 2
 
 VENV := .venv

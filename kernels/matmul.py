@@ -115,7 +115,8 @@ def matmul_triton(
         from flopcast.kernels import triton_matmul, triton_matmul_tma
     except ImportError as error:
         raise BackendUnavailable(f"backend triton: {error}") from error
-    if triton_matmul.interpreted():
+    interpreted = triton_matmul.interpreted()
+    if interpreted:
         if a.dtype == torch.bfloat16:
             raise NotImplementedError("bf16 is wrong in Triton's interpreter: use fp16 or fp32 there")
     elif not a.is_cuda:
@@ -133,7 +134,8 @@ def matmul_triton(
         if a.dtype not in names:
             raise BackendUnavailable(f"backend triton: {a.dtype} is not supported (bf16, fp16, fp32 are)")
         shape = Gemm(m=m, n=n, k=k, dtype=names[a.dtype], layout=layout)
-        config = config_for(shape, sm_count, capability, tma=suited, device=name)
+        # the interpreter runs no kernel in Gluon: there the pointers' kernel is the rule
+        config = config_for(shape, sm_count, capability, tma=suited and not interpreted, device=name)
     if config.kind != "pointer":
         if not suited:
             raise ValueError(

@@ -56,6 +56,8 @@ EARLIER = {
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
     "4c18c49a55d7": "8583686fc507",  # attention
+    # while the interpreter was given kernels in Gluon
+    "fadfce9a43cb": "04cf89049c69",  # gemm
     # while every tensor of a step was looked at anew
     "43036962e371": "3744ae3dc650",  # adamw_
     "424aafa9a015": "56cb2202e0b2",  # adamw_clipped_
