@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 
-from flopcast.kernels.gradient_norm import chunks_of, gradient_norm, require_whole, to_device
+from flopcast.kernels.gradient_norm import chunks_of, gradient_norm, made_once, require_whole, to_device
 from flopcast.kernels.launching import Replayed
 from flopcast.kernels.operators import unobserved
 from flopcast.kernels.references import require_known, standard_normal, worst
@@ -126,21 +126,6 @@ def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight
 # at every tensor anew took 10 us of the host for each parameter (an H200's host, where torch's fused AdamW takes 6).
 _TABLES: dict[tuple[tuple[int, ...], ...], Table] = {}
 _KEPT: dict[tuple[int, ...], _Kept] = {}
-_TABLES_KEPT = 8
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-def _found(kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """The value of a key, made where there is none; the oldest are forgotten."""
-    value = kept.get(key)
-    if value is None:
-        value = make()
-        while len(kept) >= _TABLES_KEPT:
-            del kept[next(iter(kept))]
-        kept[key] = value
-    return value
 
 
 def _table(
@@ -150,10 +135,10 @@ def _table(
     key = (stays, tuple([x.data_ptr() for x in grads]))
 
     def make() -> Table:
-        base = _found(_KEPT, stays, lambda: _Kept.of(params, exp_avgs, exp_avg_sqs))
+        base = made_once(_KEPT, stays, lambda: _Kept.of(params, exp_avgs, exp_avg_sqs))
         return base.table(grads, params[0].device, DEFAULT)
 
-    return _found(_TABLES, key, make)
+    return made_once(_TABLES, key, make)
 
 
 def step_triton(

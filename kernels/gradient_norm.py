@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +42,10 @@ class Table:
 
 
 _TABLES: dict[tuple[int, ...], Table] = {}  # the tables made last, by address, as `adamw` keeps its own
-_TABLES_KEPT = 8
+KEPT = 8
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @lru_cache(maxsize=64)
@@ -77,15 +81,20 @@ def make_table(gradients: Sequence[Tensor]) -> Table:
     return Table(to_device(table, device), *chunks_of(numels, CHUNK, device), not any(x % 16 for x in addresses))
 
 
+def made_once(known: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, made where there is none; of the values made last KEPT are known."""
+    value = known.get(key)
+    if value is None:
+        value = make()
+        while len(known) >= KEPT:
+            del known[next(iter(known))]
+        known[key] = value
+    return value
+
+
 def _table(gradients: Sequence[Tensor]) -> Table:
     key = tuple(value for x in gradients for value in (x.data_ptr(), x.numel()))
-    table = _TABLES.get(key)
-    if table is None:
-        table = make_table(gradients)
-        while len(_TABLES) >= _TABLES_KEPT:
-            del _TABLES[next(iter(_TABLES))]
-        _TABLES[key] = table
-    return table
+    return made_once(_TABLES, key, partial(make_table, gradients))
 
 
 def _launch_by(pointers: Tensor, chunk_tensor: Tensor, chunk_index: Tensor, aligned: bool) -> Tensor:

@@ -43,7 +43,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flopcast.kernels.launching import launch as launch_kernel
-from flopcast.kernels.matmul_configs import blocks
+from flopcast.kernels.matmul_configs import STREAM, blocks
 from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, after_the_kernel_before, suits
 
 # Registers per thread by the number of warpgroups: at launch, then of threads that multiply and of threads that load.
@@ -333,7 +333,8 @@ def sum_parts_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """c[M, N] = the sum of partial[SPLIT, whole tiles' rows, whole tiles' columns], fp32, in the order of its parts.
-    A program takes ROWS x COLUMNS; N is a multiple of 8."""
+    A program takes ROWS x COLUMNS; N is a multiple of 8. `triton_matmul_tma.reduce_kernel` sums tile by tile, whose
+    sides are then powers of 2; here a tile may be 192 x 160."""
     after_the_kernel_before(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -370,7 +371,11 @@ def launch(
     a: Tensor, b: Tensor, layout: str, m: int, n: int, k: int, config: Any, sm_count: int, out: Tensor | None = None
 ) -> Tensor:
     """As `triton_matmul_tma.launch`, with a configuration of one of the kinds `matmul_configs.GLUON`; n is a multiple
-    of 8."""
+    of 8. Raises ValueError for stream-K and, since its groups count on whole tiles, a split of a kind but "gluon"."""
+    if config.split != 1 and (config.kind != "gluon" or config.split == STREAM):
+        raise ValueError(
+            f"{config.key} splits k: of the kernel in Gluon only kind 'gluon' does, into a number of parts"
+        )
     if out is not None and not suits(out):  # C leaves by tensor-memory copies only
         return out.copy_(launch(a, b, layout, m, n, k, config, sm_count))
     c = torch.empty((m, n), dtype=a.dtype, device=a.device) if out is None else out

@@ -46,10 +46,10 @@ MACHINES = {
 EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH = (
     f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth")
 )
-BEFORE_PARTS = "H200, Triton's products before parts of k"
+BEFORE_SPLIT = "H200, Triton's products before split-K"
 REPLAYING = {
     EIGHTH: "H200, Triton's kernels, replayed", NINTH: "H200, Triton's kernels, replayed again",
-    TENTH: BEFORE_PARTS, ELEVENTH: BEFORE_PARTS, FOURTEENTH: "H200, Triton's products with parts of k",
+    TENTH: BEFORE_SPLIT, ELEVENTH: BEFORE_SPLIT, FOURTEENTH: "H200, Triton's products with split-K",
     TWELFTH: "H200, whole layers", THIRTEENTH: "H200, Triton's kernels, long rounds",
 }  # fmt: skip
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds

@@ -1,13 +1,13 @@
 """Times many configurations of the Triton matmul at random shapes, beside cuBLAS: what the law of tiles is fitted to.
 
     python -m studies.kernels.tiles RECORD --table            # what a record knows better, into the shipped table
-    python -m studies.kernels.tiles OUT [--budget 380] [--seed 1] [--count 300] [--tried 28] [--workers 14] [--parts]
+    python -m studies.kernels.tiles OUT [--budget 380] [--seed 1] [--count 300] [--tried 28] [--workers 14] [--split]
 
 Two of three shapes are random (`microbench.tuning.shapes.drawn`, multiples of 64 and of 8 in turn), the third is of a
 published model's layer that the tuned table lacks. At each are tried what a call takes today, the configurations that
 the law finds fastest, of a tile one or two, and some that it does not, drawn at random. Checks, timings and their
 record are those of `flopcast tune-kernels`: OUT/matmul_tuning.jsonl, a line for each, appended as it is made. The same
-command goes on where it stopped. With --parts those of the tuned table are among them, and but for multiples of 8
+command goes on where it stopped. With --split those of the tuned table are among them, and but for multiples of 8
 only shapes at which parts of k come near the fastest by the law.
 """
 
@@ -38,7 +38,7 @@ RANDOM, SPLIT = 6, 4  # of the configurations tried at a shape: drawn, and split
 # Rows of the profile are of the law's pick there, measured before the models' shapes came into the table.
 LEFT_TO_THE_LAW = {("tn", 8192, 5120, 1024)}
 WITHIN = 1.7  # times the fastest's estimate
-PARTS_WITHIN = 1.15
+SPLIT_WITHIN = 1.15
 FASTER = 1.02  # configurations timed in turn differ by 0.5% from one run to the next
 GROUPS = (0.25, 4)  # other groups, of the fastest by estimate
 
@@ -64,20 +64,20 @@ def tried(shape: Gemm, sm_count: int, count: int) -> list[MatmulConfig]:
     return list({config.key: config for config in (today, *firsts, *split, *grouped, *drawn_)}.values())
 
 
-def shapes(count: int, seed: int, parts: bool) -> list[Gemm]:
-    """`count` random shapes of each kind, and the models' among them, in turn. With `parts` the table's too, and of all
+def shapes(count: int, seed: int, split: bool) -> list[Gemm]:
+    """`count` random shapes of each kind, and the models' among them, in turn. With `split` the table's too, and of all
     but multiples of 8 only those at which parts come near."""
     aligned, tuned = drawn(64, count, seed), of_models()
-    if parts:
-        aligned, tuned = ([*filter(has_parts_near, some)] for some in (aligned, [*tuned, *grid()]))
+    if split:
+        aligned, tuned = ([*filter(has_split_near, some)] for some in (aligned, [*tuned, *grid()]))
     in_turn = zip_longest(aligned, drawn(8, count, seed), tuned)
     return [shape for shape in chain.from_iterable(in_turn) if shape is not None]
 
 
-def has_parts_near(shape: Gemm, sm_count: int = SM_COUNT) -> bool:
-    """Whether a configuration that splits k is within PARTS_WITHIN of the fastest by its estimate."""
+def has_split_near(shape: Gemm, sm_count: int = SM_COUNT) -> bool:
+    """Whether a configuration that splits k is within SPLIT_WITHIN of the fastest by its estimate."""
     options = estimates(shape, sm_count, shared_memory_limit(HOPPER))
-    return any(config.split > 1 and cost < PARTS_WITHIN * options[0][0] for cost, config in options)
+    return any(config.split > 1 and cost < SPLIT_WITHIN * options[0][0] for cost, config in options)
 
 
 def with_models(document: Row, records: Sequence[Row]) -> Row:
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=380.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=300, help="random shapes of each kind")
-    parser.add_argument("--parts", action="store_true", help="shapes at which parts of k come near the fastest")
+    parser.add_argument("--split", action="store_true", help="shapes at which parts of k come near the fastest")
     parser.add_argument("--tried", type=int, default=28, help="configurations at a shape")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--table", action="store_true", help="OUT is a record, for the shipped table")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     tune_matmul(
         options.out, options.budget, lambda text: print(text, file=sys.stderr, flush=True),
-        shapes(options.count, options.seed, options.parts), options.workers, in_order=True,
+        shapes(options.count, options.seed, options.split), options.workers, in_order=True,
         propose=lambda shape, sm_count: tried(shape, sm_count, options.tried),
     )  # fmt: skip
     return 0

@@ -49,6 +49,15 @@ def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., 
         assert row["products"] == groups * rows_of_64 * blocks_of_columns * config.block_k // 16, row
 
 
+@pytest.mark.parametrize("key", ["turns/64x128x64/w8s6/g16/k4r/c1p1", "gluon/128x96x64/w8s6/g8/stream/c1p1"])
+def test_a_split_that_it_cannot_make_is_refused(key: str) -> None:
+    """On a device its groups would wait for one another without end."""
+    kernels = pytest.importorskip("flopcast.kernels.triton_matmul_gluon")
+    x = torch.zeros(128, 128, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="only kind 'gluon' does"):
+        kernels.launch(x, x, "nt", 128, 128, 128, from_key(key), 132)
+
+
 def test_its_tiles_fit_the_part() -> None:
     assert {config.kind for config in TILES} == set(GLUON)
     assert all(config.shared_bytes(2) <= shared_memory_limit((9, 0)) for config in TILES)

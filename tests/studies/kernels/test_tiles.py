@@ -8,7 +8,7 @@ from studies.kernels.tiles import shapes, tried
 
 
 def test_what_is_tried_fits_and_differs() -> None:
-    for shape in shapes(2, 1, parts=False):
+    for shape in shapes(2, 1, split=False):
         found = tried(shape, 132, 28)
         assert len({config.key for config in found}) == len(found)
         assert all(config.shared_bytes(2) <= shared_memory_limit((9, 0)) for config in found)
