@@ -119,6 +119,21 @@ class StepRow(Row, total=False):
     steps_per_round: Count  # timed in a row; five of short ones, two at least of long ones, where a row does not say
 
 
+class FedStepRow(Row, total=False):
+    """A real step whose batches a DataLoader brings, key fed_step/<plan>/<how>: `value` and `seconds` are the median
+    step."""
+
+    plan: Required[Annotated[dict[str, Any], Kept(StepPlan)]]
+    way: Required[str]  # of `roofline.step.questions.input_pipeline.WAYS`
+    bytes: Required[Size]  # of a step's batch, each tensor once
+    workers: Required[Count]  # 0: the training process loads
+    load_seconds: NonNegative  # one process's for a sample, its part of putting the batch together included
+    asked_load_seconds: NonNegative  # of them those for which a sample keeps a core busy
+    unfed_seconds: NonNegative  # the median step with its batch on the GPU already
+    unfed_samples: Sequence[NonNegative]
+    steps_per_round: Count
+
+
 KERNEL = "kernel::"  # before the name of a kernel that no ATen call launched
 
 
@@ -222,7 +237,7 @@ KINDS: dict[str, type[Row]] = {
     "collective": CollectiveRow, "regime": RegimeRow, "launch_cost": LaunchCostRow, "beside": BesideRow,
     "copy": CopyRow,
     "scalar": ScalarRow, "host": HostRow, "host_op": OperatorRow,
-    "step": StepRow, "step_kernels": StepKernelsRow, "step_estimate": StepEstimateRow,
+    "step": StepRow, "step_kernels": StepKernelsRow, "step_estimate": StepEstimateRow, "fed_step": FedStepRow,
 }  # fmt: skip
 
 # Keys of the scalars that time the host, not the device. Where several GPUs are measured at once, they are valid only
@@ -251,6 +266,7 @@ _MEASURED: dict[type[Row], tuple[str, ...]] = {
     ScalarRow: ("value",), HostRow: ("value",), CollectiveRow: ("value",), LaunchCostRow: ("value",),
     BesideRow: ("value",), CopyRow: ("value",), ParallelStepRow: ("value", "peak_bytes"),
     ParallelKernelsRow: ("compute_seconds", "communication_seconds"),
+    FedStepRow: ("value", "load_seconds", "unfed_seconds"),
 }  # fmt: skip
 
 
