@@ -30,7 +30,7 @@ PAGEABLE, _, UNWAITED, AHEAD = WAYS
 READY = 4  # batches that take turns: one alone would stay in a processor's cache
 ENDLESS = 2**30  # samples or batches of a data set
 LOADED = 3  # batches by which the time of loading one is measured
-FEW, MANY = 3, 4096  # steps of a round, at least and at most
+FEW, MANY = 2, 4096  # steps of a round, at least and at most
 
 
 class Ready(Dataset[Batch]):

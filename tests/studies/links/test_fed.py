@@ -117,7 +117,7 @@ def test_sources_take_turns_and_only_rounds_count() -> None:
     assert (found["a"], found["b"]) == ([2.0, 2.0], [3.0, 3.0])
     assert found["steps"] == {"a": 6, "b": 4}
     turn = ["unfed"] * 7 + ["fed"] * 5
-    assert ran == ["unfed"] * 3 + turn[:7] + ["fed"] * 3 + turn[7:] + turn
+    assert ran == ["unfed"] * 2 + turn[:7] + ["fed"] * 2 + turn[7:] + turn
 
 
 def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
