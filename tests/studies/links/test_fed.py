@@ -181,3 +181,11 @@ def test_the_page_and_the_rows_tell_every_case(
     for row in rows:
         assert f"{1e3 * float(row['measured']):.2f}" in text
         assert float(row["error"]) == pytest.approx(float(row["forecast"]) / float(row["measured"]) - 1, abs=1e-4)
+
+
+def test_the_committed_page_is_of_its_rows() -> None:
+    measured = records.read(fed_table.FOLDER).latest()
+    found = list(fed_table.compared(measured, find_profile(SOURCE)))
+    text = fed_table.page(found, measured, fed_table.FOLDER)
+    assert (fed_table.FOLDER / "README.md").read_text(encoding="utf-8") == text
+    assert {one.way for one in found} == set(WAYS)
