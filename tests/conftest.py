@@ -1,4 +1,4 @@
-"""What every test runs under: two threads, no network, a cache of its own, GPU tests only on a GPU."""
+"""What every test runs under: few threads, no network, a cache of its own, GPU tests only on a GPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
 # Read when torch or OpenBLAS are first imported. The tensors are small: more threads only contend, and the processes
-# that run tests side by side share the cores: on two cores one thread each.
+# that run tests side by side share the cores: on two cores one thread each. They inherit what the process that starts
+# them chose for itself alone: two threads each, which wait for one another on a busy core, take a training step's test
+# eight times as long.
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(2, (os.cpu_count() or 1) // WORKERS))))
+_CHOSEN = "FLOPCAST_TESTS_CHOSE_THREADS"  # here, not by the user
+if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get(_CHOSEN)):
+    os.environ["OMP_NUM_THREADS"] = os.environ[_CHOSEN] = str(max(1, min(2, (os.cpu_count() or 1) // WORKERS)))
 os.environ["HF_HUB_OFFLINE"] = "1"  # a model comes from its config, never from the hub
 os.environ["MPLBACKEND"] = "Agg"
 # The command line's output is compared as text: same width everywhere, no colours (CI services force them).
