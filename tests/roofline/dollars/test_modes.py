@@ -17,6 +17,7 @@ from flopcast.roofline.dollars.modes import curves_by_mode, leader_rows, leaders
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profiles
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import Config, ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.modes import modes_figure
@@ -27,19 +28,23 @@ GPUS = ("nvidia-h100-sxm", "nvidia-h200")
 MODELS = ladder((256, 512, 1024))
 BOOK = load_prices()
 PRICES = {gpu: price for gpu in GPUS if (price := latest(BOOK, gpu)) is not None}
-PROFILES = find_profiles(GPUS)
 
 
 @pytest.fixture(scope="module")
-def eager() -> list[CostCurve]:
-    return cost_curves(PROFILES, MODELS, Run(), PRICES)
+def profiles() -> list[Profile]:
+    return find_profiles(GPUS)
+
+
+@pytest.fixture(scope="module")
+def eager(profiles: list[Profile]) -> list[CostCurve]:
+    return cost_curves(profiles, MODELS, Run(), PRICES)
 
 
 def test_only_what_was_compiled_is_drawn(
-    eager: Sequence[CostCurve], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    eager: Sequence[CostCurve], profiles: list[Profile], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is
-    found = curves_by_mode(PROFILES, MODELS, Run(), PRICES, known={"eager": eager}, at_hand=True)
+    found = curves_by_mode(profiles, MODELS, Run(), PRICES, known={"eager": eager}, at_hand=True)
     assert dict(found) == {"eager": eager}
     assert modes_figure(found) is mode_table(found) is None
 
@@ -49,7 +54,7 @@ def test_only_what_was_compiled_is_drawn(
 
     monkeypatch.setattr(modes, "has_code", lambda config, traced: config["hidden_size"] != 512)
     monkeypatch.setattr(modes, "cost_curves", compiled)
-    found = curves_by_mode(PROFILES, MODELS, Run(), PRICES, known={"eager": eager}, at_hand=True)
+    found = curves_by_mode(profiles, MODELS, Run(), PRICES, known={"eager": eager}, at_hand=True)
     assert [len(curves[0].points) for curves in found.values()] == [3, 2, 2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import log2
 
 import numpy as np
@@ -66,10 +67,12 @@ def learn(of: list[Gemm]) -> dict[str, float]:
 
 
 FITTED = shapes(0, 500)
-LEARNT = learn(FITTED)
-
-
 SOME = FITTED[:140]
+
+
+@cache
+def learnt() -> dict[str, float]:
+    return learn(FITTED)
 
 
 def fit(tiles: dict[str, float], seconds: Array) -> Surface:
@@ -81,7 +84,11 @@ def fit(tiles: dict[str, float], seconds: Array) -> Surface:
 
 
 TIMES = np.array([library(shape)[2] for shape in SOME])
-SURFACE = fit(LEARNT, TIMES)
+
+
+@cache
+def surface() -> Surface:
+    return fit(learnt(), TIMES)
 
 
 @pytest.mark.parametrize(("kernels", "expected"), [
@@ -100,7 +107,7 @@ def test_what_a_library_picks_is_foretold() -> None:
     """Of shapes never seen: the likeliest tile and split is the one picked in three of four, a tie aside."""
     new = shapes(1, 300)
     features, *_ = columns(new)
-    tiles, choice = gemm.likeliest_tiles(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": SM_COUNT}, features, 0)
+    tiles, choice = gemm.likeliest_tiles(GemmVariant("nt", "bf16"), learnt() | {"sm_count": SM_COUNT}, features, 0)
     likeliest = choice.share.argmax(axis=1)
     hits = 0
     for i, shape in enumerate(new):
@@ -115,7 +122,7 @@ def test_what_a_library_picks_is_foretold() -> None:
 def test_a_learnt_choice_forecasts_better_than_any_tile() -> None:
     new = shapes(2, 300)
     seconds = np.array([library(shape)[2] for shape in new])
-    surfaces = SURFACE, fit({}, TIMES)
+    surfaces = surface(), fit({}, TIMES)
     known, unknown = (np.abs(np.log(made.predict(*columns(new)).seconds / seconds)) for made in surfaces)
     assert np.quantile(known, 0.9) < 0.8 * np.quantile(unknown, 0.9)
     assert np.median(known) < 0.02
@@ -132,7 +139,7 @@ def test_on_another_part_the_choice_follows_its_sms() -> None:
     """A grid that fills 132 SMs leaves a part of 108 with a second wave of a few blocks: another tile is likelier."""
     features, *_ = columns([Gemm(m=2112, n=2112, k=4096)])
     best = [
-        gemm.likeliest_tiles(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": sms}, features, 0)[1]
+        gemm.likeliest_tiles(GemmVariant("nt", "bf16"), learnt() | {"sm_count": sms}, features, 0)[1]
         for sms in (132.0, 108.0)
     ]
     likeliest = [int(choice.tile[0, choice.share[0].argmax()]) for choice in best]
@@ -162,20 +169,20 @@ def test_the_gradient_of_the_fit() -> None:
 
 
 def test_a_surface_of_learnt_tiles_survives_json() -> None:
-    record = SURFACE.to_json()
+    record = surface().to_json()
     assert "sizes" in record
     assert "features" not in record
     again = decode(Surface, record, "a surface")
-    assert again == SURFACE
+    assert again == surface()
     asked = columns(shapes(5, 50))
-    assert np.array_equal(SURFACE.predict(*asked).seconds, again.predict(*asked).seconds)
+    assert np.array_equal(surface().predict(*asked).seconds, again.predict(*asked).seconds)
 
 
 def test_measured_products_come_back_though_they_are_odd() -> None:
     """One shape takes twice what its neighbours do: itself as measured, they as before."""
     odd = TIMES.copy()
     odd[7] *= 2.0
-    made = fit(LEARNT, odd)
+    made = fit(learnt(), odd)
     assert made.own[7] > 0.3
     assert made.predict(*columns(SOME)).seconds[7] == pytest.approx(odd[7], rel=0.02)
     near = Gemm(m=SOME[7].m, n=SOME[7].n, k=SOME[7].k + 8)

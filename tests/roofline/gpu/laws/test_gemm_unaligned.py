@@ -4,6 +4,7 @@ what the law says of grids, rows and sizes that were never measured."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import log2
 
 import numpy as np
@@ -78,7 +79,11 @@ def columns(of: list[Gemm]) -> tuple[Array, Array, Array]:
 
 
 FITTED = shapes(0, 240)
-LEARNT = learn_tiles([(s, kernels(s)) for s in FITTED], SM_COUNT, {"bf16": PEAK})[2, "nn"]
+
+
+@cache
+def learnt_tiles() -> dict[str, float]:
+    return learn_tiles([(s, kernels(s)) for s in FITTED], SM_COUNT, {"bf16": PEAK})[2, "nn"]
 
 
 def surface(learnt: dict[str, float]) -> Surface:
@@ -90,7 +95,9 @@ def surface(learnt: dict[str, float]) -> Surface:
     return fit_surface("gemm", VARIANT, points, replace(prior, fixed={**prior.fixed, **learnt}))
 
 
-KNOWN = surface(LEARNT)
+@cache
+def known() -> Surface:
+    return surface(learnt_tiles())
 
 
 AMPERE = "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2"
@@ -116,15 +123,15 @@ def test_other_names_are_of_no_such_kernel() -> None:
 def test_new_products_are_forecast_from_what_was_learnt() -> None:
     new = shapes(1, 200)
     seconds = np.array([library(shape)[2] for shape in new])
-    off, plain = (np.abs(np.log(made.predict(*columns(new)).seconds / seconds)) for made in (KNOWN, surface({})))
+    off, plain = (np.abs(np.log(made.predict(*columns(new)).seconds / seconds)) for made in (known(), surface({})))
     assert np.median(off) < 0.025
     assert np.quantile(off, 0.9) < 0.08
     assert np.quantile(off, 0.9) < 0.7 * np.quantile(plain, 0.9)
 
 
 def test_what_was_learnt_is_kept_for_unaligned_products_alone() -> None:
-    every = {(2, "nn"): {**LEARNT, "tile/aligned/sharpness": 20.0}}
-    assert gemm.learnt_for(VARIANT, every) == LEARNT
+    every = {(2, "nn"): {**learnt_tiles(), "tile/aligned/sharpness": 20.0}}
+    assert gemm.learnt_for(VARIANT, every) == learnt_tiles()
     assert gemm.learnt_for(GemmVariant("nn", "bf16"), every) == {"tile/aligned/sharpness": 20.0}
     assert gemm.learnt_for(GemmVariant("tn", "bf16"), every) == {}
 
@@ -136,7 +143,8 @@ def test_few_names_teach_nothing() -> None:
 
 def test_a_mode_never_seen_is_never_expected() -> None:
     """None of the library's products adds up its parts by a kernel of its own."""
-    assert [LEARNT[f"unaligned/align1/{r}x{c}x{d}/reduced"] for r, c, d in PACES] == [-fit_gemm_unaligned.NEVER] * 3
+    learnt = [learnt_tiles()[f"unaligned/align1/{r}x{c}x{d}/reduced"] for r, c, d in PACES]
+    assert learnt == [-fit_gemm_unaligned.NEVER] * 3
 
 
 @pytest.mark.parametrize("what", ["m", "n", "k"])
@@ -144,16 +152,16 @@ def test_more_work_takes_longer(what: str) -> None:
     """Twice a side and more, rows alike: never less by more than what a tile's change makes."""
     base = shapes(2, 300)
     more = [Gemm(**{**vars(s), what: getattr(s, what) + 128 * (getattr(s, what) // 64 + 1)}) for s in base]
-    less, greater = (KNOWN.law(*columns(of)) for of in (base, more))
+    less, greater = (known().law(*columns(of)) for of in (base, more))
     assert np.min(greater - less) > np.log(0.97)
 
 
 def test_beyond_what_was_learnt_the_choice_stays() -> None:
     tiny = [Gemm(m=m, n=n, k=k, layout="nn") for m, n, k in ((189, 73, 85), (65, 97, 129), (16, 16, 17))]
-    seconds = np.exp(KNOWN.law(*columns(tiny)))
+    seconds = np.exp(known().law(*columns(tiny)))
     assert np.all((seconds > 1e-6) & (seconds < 2e-5))
     huge = Gemm(m=262_145, n=65_537, k=16_385, layout="nn")
-    reached = huge.flops / np.exp(KNOWN.law(*columns([huge])))[0]
+    reached = huge.flops / np.exp(known().law(*columns([huge])))[0]
     assert 0.05 * PEAK < reached < 0.2 * PEAK
 
 
@@ -216,6 +224,6 @@ def test_the_gradient_of_the_choice() -> None:
 
 
 def test_a_surface_survives_json() -> None:
-    again = decode(Surface, KNOWN.to_json(), "a surface")
+    again = decode(Surface, known().to_json(), "a surface")
     asked = columns(shapes(5, 40))
-    assert np.array_equal(KNOWN.predict(*asked).seconds, again.predict(*asked).seconds)
+    assert np.array_equal(known().predict(*asked).seconds, again.predict(*asked).seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -77,16 +78,21 @@ def attention_surface() -> Surface:
     return fit_surface("attention", parse_variant("fwd/causal/bf16/d128"), points, prior)
 
 
-SURFACES = {"memory": memory_surface(0), "gemm": gemm_surface(), "attention": attention_surface()}
+MADE = {"memory": lambda: memory_surface(0), "gemm": gemm_surface, "attention": attention_surface}
+
+
+@cache
+def fitted(kind: str) -> Surface:
+    return MADE[kind]()
 
 
 def own_points(surface: Surface) -> tuple[Array, Array, Array]:
     return np.array(surface.features), np.array(surface.bytes), np.array(surface.flops)
 
 
-@pytest.mark.parametrize("kind", SURFACES)
+@pytest.mark.parametrize("kind", MADE)
 def test_measured_points_come_back_within_their_noise(kind: str) -> None:
-    surface = SURFACES[kind]
+    surface = fitted(kind)
     found = surface.predict(*own_points(surface))
     error = np.log(found.seconds / np.array(surface.seconds))
     assert np.median(np.abs(error)) < 0.01
@@ -95,9 +101,9 @@ def test_measured_points_come_back_within_their_noise(kind: str) -> None:
     assert surface.measured == set(surface.features)
 
 
-@pytest.mark.parametrize("kind", SURFACES)
+@pytest.mark.parametrize("kind", MADE)
 def test_json_gives_identical_predictions(kind: str) -> None:
-    surface = SURFACES[kind]
+    surface = fitted(kind)
     again = decode(Surface, json.loads(json.dumps(surface.to_json())), "a surface")
     assert again == surface
     features, bytes_, flops = own_points(surface)
@@ -109,7 +115,7 @@ def test_json_gives_identical_predictions(kind: str) -> None:
 def test_new_products_are_predicted_and_their_interval_holds() -> None:
     rng = np.random.default_rng(7)
     sizes = np.round(2.0 ** rng.uniform(0, 7, (2000, 3))) * 64
-    found = SURFACES["gemm"].predict(*gemm_columns(sizes))
+    found = fitted("gemm").predict(*gemm_columns(sizes))
     error = np.log(found.seconds / gemm_law(sizes))
     assert np.median(np.abs(error)) < 0.04
     assert 0.8 < np.mean(np.abs(error) < 1.645 * found.sigma) <= 1.0
@@ -124,7 +130,7 @@ def test_what_the_law_lacks_is_learnt() -> None:
 
 
 def test_far_from_every_point_the_law_answers_with_a_wider_bar() -> None:
-    surface = SURFACES["gemm"]
+    surface = fitted("gemm")
     sizes = np.array([[2.0**20, 2.0**20, 2.0**17], [2.0**21, 64.0, 64.0]])
     columns = gemm_columns(sizes)
     found = surface.predict(*columns)
@@ -148,13 +154,9 @@ def test_more_bytes_never_take_less(bytes_: float, doublings: float, inner: floa
     assert 0 < less <= more * (1 + 1e-3)  # 0.1%: where the monotone grid ends and the law takes over
 
 
-_CACHE: dict[tuple[int, float], Surface] = {}
-
-
+@cache
 def _noisy(seed: int, noise: float) -> Surface:
-    if (seed, noise) not in _CACHE:
-        _CACHE[seed, noise] = memory_surface(seed, noise)
-    return _CACHE[seed, noise]
+    return memory_surface(seed, noise)
 
 
 @given(
@@ -165,7 +167,7 @@ def test_doubling_a_product_never_makes_it_much_faster(exponents: tuple[int, int
     small = 2.0 ** np.array(exponents)
     sizes = np.array([small, small * np.where(np.arange(3) == axis, 2.0, 1.0)])
     columns = gemm_columns(sizes)
-    surface = SURFACES["gemm"]
+    surface = fitted("gemm")
     if kind == "law":
         less, more = np.exp(surface.law(*columns))
         assert 0 < less <= more * (1 + 1e-9)
@@ -181,9 +183,9 @@ def test_attention_law_rises_with_heads_and_length(heads: int, seq: int, axis: i
     s = np.array([2.0**seq, 2.0 ** (seq + (axis == 1))])
     features = np.column_stack([np.log2(h), [group, group], np.log2(s)])
     columns = features, 4 * 2 * h * s * 128, 256 * h * s * s
-    less, more = np.exp(SURFACES["attention"].law(*columns))
+    less, more = np.exp(fitted("attention").law(*columns))
     assert 0 < less <= more * (1 + 1e-9)
-    found = SURFACES["attention"].predict(*columns)
+    found = fitted("attention").predict(*columns)
     assert np.all(np.isfinite(found.seconds) & (found.seconds > 0) & (found.sigma > 0))
 
 
@@ -200,7 +202,7 @@ def test_any_positive_times_make_a_finite_surface(seconds: list[float], log_byte
 
 
 def test_an_answer_does_not_depend_on_what_else_is_asked() -> None:
-    surface = SURFACES["memory"]
+    surface = fitted("memory")
     log_bytes = np.linspace(12, 28, 50)
     features = np.column_stack([log_bytes, np.full(50, 7.0)])
     together = surface.predict(features, np.exp2(log_bytes), np.zeros(50)).seconds
@@ -213,7 +215,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked() -> None:
 def test_one_row_past_a_tile_costs_a_wave() -> None:
     """108 SMs: 1,536 x 1,152 is 108 tiles of 128 x 128, one row more is 117."""
     features, bytes_, flops = gemm_columns(np.array([[1536.0, 1152.0, 4096.0], [1537.0, 1152.0, 4096.0]]))
-    params = SURFACES["gemm"].params | {"quantised": 1.0, "tile_odd": 0.05}  # a part of common tiles alone
+    params = fitted("gemm").params | {"quantised": 1.0, "tile_odd": 0.05}  # a part of common tiles alone
     full, spilt = np.exp(LAWS["gemm"].log_seconds(parse_variant("nt/bf16"), params, features, bytes_, flops))
     assert spilt > 1.15 * full
     params["tile_odd"] = params["tile_common"]  # one with many more has a tile that fills the wave
@@ -223,12 +225,13 @@ def test_one_row_past_a_tile_costs_a_wave() -> None:
 
 def test_misaligned_rows_are_told_from_aligned_ones() -> None:
     sizes = np.array([[512, 512, 512], [512, 512, 513], [512, 513, 512], [513, 512, 512]], float)
-    params = SURFACES["gemm"].params
+    params = fitted("gemm").params
     for variant, worse in (("nt/bf16", [1]), ("nn/bf16", [1, 2]), ("tn/bf16", [2, 3])):
         operands = LAWS["gemm"].inputs(parse_variant(variant), params, np.log2(sizes))[:, -2]
         assert [i for i in range(4) if operands[i] > 0] == worse
 
 
+@cache
 def shared_surfaces() -> tuple[Surface, Surface, Surface, Array, Array]:
     """Cold products, and a quarter of them hot: 1.2 times as fast, off the law as the cold ones are, but where the law
     cannot tell (a ripple over the sizes). (cold, hot with it as its base, hot alone, sizes elsewhere, their seconds)"""
@@ -281,7 +284,7 @@ def test_of_many_points_the_nearest_tell_how_sure_a_prediction_is(monkeypatch: p
 
 
 def test_what_is_made_from_a_surface_is_solved_anew() -> None:
-    read = decode(Surface, json.loads(json.dumps(SURFACES["gemm"].to_json())), "a surface")
+    read = decode(Surface, json.loads(json.dumps(fitted("gemm").to_json())), "a surface")
     twice = replace(read, seconds=tuple(2 * t for t in read.seconds))
     assert read.weights
     assert not twice.weights
@@ -304,7 +307,7 @@ def test_a_file_keeps_what_hot_products_share_with_cold_ones() -> None:
 
 def test_sizes_of_another_number_are_refused() -> None:
     with pytest.raises(ValueError, match="3 sizes"):
-        SURFACES["gemm"].predict(np.zeros((2, 4)), np.ones(2), np.ones(2))
+        fitted("gemm").predict(np.zeros((2, 4)), np.ones(2), np.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -321,6 +324,6 @@ def test_sizes_of_another_number_are_refused() -> None:
     ],
 )
 def test_a_malformed_record_is_refused(broken: dict[str, object], told: str) -> None:
-    record = {**SURFACES["memory"].to_json(), **broken}
+    record = {**fitted("memory").to_json(), **broken}
     with pytest.raises(DataError, match=told):
         decode(Surface, record, "a surface")
