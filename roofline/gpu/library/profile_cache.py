@@ -2,10 +2,10 @@
 surfaces computed for earlier questions (the points in the laws' terms, the inverses of their covariances).
 
 Reading the H200's profile takes 75 ms and computing what a Qwen3 asks of it 150 ms; a projected GPU, whose surfaces
-are solved anew, takes up to 3 s; a cached profile takes 10 ms. A file is a pickle, as its objects are, named after the
-content of everything that it follows from: the profile's files, this package's sources, the versions of Python and
-numpy. It is read only if it is the user's own, and may name nothing but the classes of a profile; a file that cannot be
-read is made again.
+are solved anew, takes up to 3 s; a cached profile takes 10 ms. A process that has loaded a profile has it at hand. A
+file is a pickle, as its objects are, named after the content of everything that it follows from: the profile's files,
+this package's sources, the versions of Python and numpy. It is read only if it is the user's own, and may name nothing
+but the classes of a profile; a file that cannot be read is made again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Known(NamedTuple):
     cached_parts: int
 
 
-_loaded: list[_Known] = []  # what `keep` may be asked for; few
+_loaded: list[_Known] = []  # what this process loaded, for `keep` and to load it no more than once; few
 _MOST_LOADED = 32
 
 
@@ -57,7 +57,8 @@ def folder() -> Path:
 
 
 def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Profile:
-    """The profile that `make` makes of the files `sources`, as it was last kept, else made now.
+    """The profile that `make` makes of the files `sources`: the one that this process loaded before, else as it was
+    last kept, else made now.
 
     Raises what `make` raises.
     """
@@ -65,6 +66,9 @@ def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Pro
         path = folder() / f"{_key(name, sources)}.pickle"
     except OSError:  # `make` says what is missing
         return make()
+    for known in _loaded:
+        if known.path == path:
+            return known.profile
     profile = _read(path)
     count = -1  # not kept yet
     if profile is None:

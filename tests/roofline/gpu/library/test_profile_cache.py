@@ -30,6 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def found_anew(gpu: str) -> Profile:
+    """As another process finds it."""
+    profile_cache._loaded.clear()
+    return find_profile(gpu)
+
+
 def estimates(profile: Profile) -> list[Estimate]:
     return profile.estimate([(describe(s), b, c) for s in SHAPES for b in ("torch", "sdpa") for c in ("cold", "hot")])
 
@@ -41,13 +47,19 @@ def test_what_was_kept_says_the_same(gpu: str) -> None:
     assert not list(profile_cache.folder().glob("*"))  # looking a profile up writes nothing
     profile_cache.keep(first)
     (kept,) = profile_cache.folder().iterdir()
-    again = find_profile(gpu)
+    again = found_anew(gpu)
     assert sum(surface.cached_parts for surface in again.surfaces.values()) > 0
     assert estimates(again) == found
     assert again == first
     written = kept.stat().st_mtime_ns
     profile_cache.keep(again)
     assert kept.stat().st_mtime_ns == written  # nothing new
+
+
+def test_a_process_loads_a_profile_once() -> None:
+    first = find_profile("nvidia-h200")
+    assert find_profile("H200") is first
+    assert found_anew("nvidia-h200") is not first
 
 
 def test_another_content_is_another_profile(tmp_path: Path) -> None:
@@ -71,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_made_again(content: bytes) -> None:
     profile_cache.keep(first)
     (kept,) = profile_cache.folder().iterdir()
     kept.write_bytes(content)
-    again = find_profile("nvidia-h200")
+    again = found_anew("nvidia-h200")
     assert estimates(again) == found
     profile_cache.keep(again)
     assert kept.stat().st_size > 10_000
@@ -91,7 +103,7 @@ def test_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
         estimates(profile)
         profile_cache.keep(profile)
     assert len(list(profile_cache.folder().iterdir())) == 1
-    kept = find_profile("nvidia-h200")
+    kept = found_anew("nvidia-h200")
     assert sum(surface.cached_parts for surface in kept.surfaces.values()) > 0
 
 
@@ -110,10 +122,10 @@ def test_a_file_runs_nothing_and_one_of_others_is_not_read(tmp_path: Path) -> No
     found = estimates(first)
     profile_cache.keep(first)
     (kept,) = profile_cache.folder().iterdir()
-    assert sum(surface.cached_parts for surface in find_profile("nvidia-h200").surfaces.values()) > 0
+    assert sum(surface.cached_parts for surface in found_anew("nvidia-h200").surfaces.values()) > 0
     kept.chmod(0o620)
-    assert sum(surface.cached_parts for surface in find_profile("nvidia-h200").surfaces.values()) == 0
+    assert sum(surface.cached_parts for surface in found_anew("nvidia-h200").surfaces.values()) == 0
     kept.chmod(0o600)
     kept.write_bytes(pickle.dumps(Calls(tmp_path / "ran")))
-    assert estimates(find_profile("nvidia-h200")) == found
+    assert estimates(found_anew("nvidia-h200")) == found
     assert not (tmp_path / "ran").exists()
