@@ -20,6 +20,6 @@ def test_every_kernel_in_the_interpreter(in_own_process: Callable[..., str]) -> 
     if triton_version < (3, 7) and numpy_version >= (2, 4):
         pytest.skip("the interpreter of triton < 3.7 fails on range() with numpy >= 2.4")
     assert len(FILES) >= 7
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--noconftest"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "tests.kernels.quicker_interpreter", "--noconftest"]
     # hidden from CUDA: the interpreter works on CPU tensors
     in_own_process(["-m", "pytest", *options, *map(str, FILES)], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
