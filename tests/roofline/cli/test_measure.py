@@ -30,18 +30,20 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.validation import run, step_plans
 
-# Every 11th case of the shipped suite, a tenth of the time for each, and no copies of up to 1 GiB.
+# Every 11th case of the shipped suite, a tenth of the time for each, no copies of up to 1 GiB, and bandwidths by arrays
+# of 16 MiB.
 BRIEFLY = """
 import sys
 from dataclasses import replace
-from flopcast.microbench.sweep import scalars
+from flopcast.microbench.sweep import ceilings, scalars
 from flopcast.microbench.timing.policy import CPU_QUICK, POLICIES
 from flopcast.roofline.cli import app
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu import suites
 
-load, plan, ceilings = suites.load, host_calibration.host_plan, scalars.scalar_measures
-scalars.scalar_measures = lambda *a: {k: m for k, m in ceilings(*a).items() if not k.startswith("scalar/copy/")}
+load, plan, measures = suites.load, host_calibration.host_plan, scalars.scalar_measures
+scalars.scalar_measures = lambda *a: {k: m for k, m in measures(*a).items() if not k.startswith("scalar/copy/")}
+ceilings.BANDWIDTH_BYTES["cpu"] = 1 << 24
 suites.load = lambda name: load(name)[::11]
 host_calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
 POLICIES["cpu"]["quick"] = replace(
@@ -68,7 +70,7 @@ def _no_profiles_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", BRIEFLY, *map(str, arguments)], cwd=cwd,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
