@@ -41,7 +41,7 @@ def main() -> None:
     valid = (*PLANS, *OF_TRITON, *beside.SOURCES)
     parser.add_argument("name", nargs="*", help=f"default: all, {', '.join(valid)}")
     parser.add_argument(
-        "--keep", action="store_true", help="keep the shipped cases, and add what is drawn beside traced ones"
+        "--keep", action="store_true", help="keep the shipped cases, and add what is drawn and traced beside them"
     )
     arguments = parser.parse_args()
     names = arguments.name or (tuple(beside.SOURCES) if arguments.keep else valid)
@@ -61,7 +61,8 @@ def remake(names: Iterable[str], *, is_kept: bool = False) -> None:
             steps, cases_of = TRACED[name]
             cases, sources = cases_of(*(works(own, "cuda") for own in steps.values())), labels(steps)
         elif is_kept:
-            cases, sources = [*dict.fromkeys((*load(name), *beside.drawn_beside(name)))], labels(beside.SOURCES[name])
+            beside_them = (*beside.drawn_beside(name), *beside.traced_beside(name))
+            cases, sources = beside.distinct_cases([*load(name), *beside_them]), labels(beside.SOURCES[name])
         elif name in beside.SOURCES:
             cases, sources = beside.cases_of(name), labels(beside.SOURCES[name])
         elif name in DRAWN:

@@ -11,11 +11,11 @@ bf16.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from flopcast.kernels.shapes import Call, Gemm, Operand
+from flopcast.kernels.shapes import Call, Gemm, Operand, Shape
 from flopcast.microbench.recipe.quantised import GROUP, INNER_TILES
 from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu import suites
@@ -25,7 +25,7 @@ from flopcast.roofline.stream.lowering.variants import KernelKind
 from studies.suites.build import works
 from studies.suites.calls import CallPlan, call_cases
 from studies.suites.drawing import distinct, first
-from studies.suites.gemms import LAYOUTS, draw_random
+from studies.suites.gemms import LAYOUTS, draw_random, layer
 from studies.suites.plans import Source
 
 # Models that no step of `validation.step_plans` runs are fitted; the holdout has others' widths.
@@ -76,6 +76,39 @@ _IMAGES = tuple(
     for size, batch in ((160, 32), (224, 24), (256, 160), (288, 64))
 )
 _HELD_IMAGES = tuple(Source(module=f"{model}@192{layout}", batch=80) for model in _MODELS for layout in ("", "@nhwc"))
+# Of image models, convolutions alone: the sizes and batches that are trained in, and others between.
+_CONVOLVED = {
+    "fit": tuple(
+        Source(module=f"{model}@{size}{layout}", batch=batch)
+        for model, sizes in {
+            "resnet50": ((224, 64), (224, 128), (176, 96), (320, 12)),
+            "resnet34": ((224, 64), (208, 20), (128, 48)),
+            "efficientnet_b0": ((224, 64), (224, 128), (208, 20), (240, 40)),
+            "efficientnet_b3": ((300, 16), (224, 64), (128, 48)),
+            "convnext_base": ((224, 64), (240, 40), (128, 48)),
+            "mobilenet_v2": ((224, 64), (224, 128), (176, 96), (240, 40)),
+        }.items()
+        for layout in ("", "@nhwc")
+        for size, batch in sizes
+    ),
+    "holdout": tuple(
+        Source(module=f"{model}@{size}{layout}", batch=batch)
+        for model, size, batch in (
+            ("resnet101", 232, 36), ("resnet18", 248, 88), ("efficientnet_b2", 260, 28), ("convnext_small", 216, 56),
+            ("mobilenet_v2", 232, 112),
+        )
+        for layout in ("", "@nhwc")
+    ),
+}  # fmt: skip
+# And all convolutions of whole steps, held out, however alike they are.
+_WHOLE_STEPS = tuple(
+    Source(module=f"{model}@{size}{layout}", batch=batch)
+    for model, size, batch in (
+        ("resnet50", 224, 48), ("resnet18", 224, 192), ("efficientnet_b1", 240, 72), ("mobilenet_v2", 224, 200),
+        ("convnext_tiny", 224, 100),
+    )
+    for layout in ("", "@nhwc")
+)  # fmt: skip
 _PRECISIONS = (
     *(Source(precision="autocast-fp16", width=width, batch=4, seq=512) for width in (512, 1536)),
     *(Source(precision="bf16", config="qwen3-moe", depth=2, batch=batch, seq=512) for batch in (1, 4, 16)),
@@ -96,6 +129,9 @@ FEWER = {
     "fit": CallPlan(conv=60, others=5, largest=2 * 10**9),
     "holdout": CallPlan(conv=12, others=1, largest=2 * 10**9),
 }
+CONVOLVED = {
+    "fit": CallPlan(conv=110, others=0, largest=2 * 10**9), "holdout": CallPlan(conv=16, others=0, largest=2 * 10**9)
+}  # fmt: skip
 FEWEST = {role: replace(plan, others=(plan.others + 1) // 2) for role, plan in FEWER.items()}
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
@@ -118,7 +154,14 @@ PACKED = {"fit": 80, "holdout": 25}
 MOST_PACKED_FLOPS = 2 * 10**11
 # Random products of each dtype and layout, by role: half as many points as bf16 needs for 4% at the median.
 BY_DTYPE = {"fit": {"fp32": 28, "tf32": 28, "fp16": 16}, "holdout": {"fp32": 14, "tf32": 14, "fp16": 7}}
+# And more of those that were further off than bf16 with these, of seeds of their own.
+MORE_BY_DTYPE = {"fit": {"tf32": 100, "fp16": 50, "fp32": 20}, "holdout": {"tf32": 20, "fp16": 12, "fp32": 8}}
+MORE_SEEDS = {"fit": 23, "holdout": 24}
 MOST_FLOPS = 4 * 10**11  # 8 ms in fp32
+# Of experts in fp32, which torch multiplies one by one: a product's few rows, and what an expert and a router are wide.
+# cuBLAS divides the sums of some over blocks, in two kernels, of which random products, of more rows, tell little.
+EXPERT_ROWS, EXPERT_WIDTHS = (4, 4096), (512, 768, 1024, 1408, 1536, 2048, 2560, 2880, 3072, 4096)
+EXPERTS = {"fit": 70, "holdout": 20}  # of each layout
 # Of attention of one token, with keys and values of CONTEXTS tokens.
 BATCHES = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 KV_HEADS, GROUPS, HEAD_DIMS = (1, 2, 4, 5, 8, 8, 12, 16), (1, 2, 2, 3, 4, 4, 8), (64, 128, 128)
@@ -204,32 +247,68 @@ def cases_of(name: str) -> list[SuiteCase]:
             cases += [case for shape in _narrow(role, drawn) for case in _cold_and_hot(shape, role)]
             written_before = (*_masked(role, taken), *_reductions(sources))
             cases += [case for shape in written_before for case in _cold_and_hot(shape, role, every=1)]
-    cases += drawn_beside(name)
+    cases += [*drawn_beside(name), *traced_beside(name)]
     if name == PRECISIONS:
         products: set[Gemm] = set()
         for role in SOURCES[name]:
-            cases += [SuiteCase(shape, "torch", "cold", role) for shape in _by_dtype(role, products)]
+            by_dtype = _by_dtype(random.Random(SEEDS[role]), BY_DTYPE[role], products)
+            cases += [SuiteCase(shape, "torch", "cold", role) for shape in by_dtype]
+    return distinct_cases(cases)
+
+
+def distinct_cases(cases: Sequence[SuiteCase]) -> list[SuiteCase]:
+    """The cases, the first of those of a shape and cache state."""
     return list({(case.shape.key, case.cache): case for case in reversed(cases)}.values())[::-1]
 
 
 def drawn_beside(name: str) -> list[SuiteCase]:
     """What is drawn for a suite of traced calls whatever they are, so that it can be added to a shipped one."""
-    taken: set[Call] = set()
-    roles = SOURCES[name] if name == IMAGES else ()
+    calls: set[Call] = set()
+    products: set[Gemm] = set()
+    if name == PRECISIONS:
+        experts = [
+            case for role in SOURCES[name] for shape in _of_experts(role, products)
+            for case in _cold_and_hot(shape, role)
+        ]  # fmt: skip
+        more = [
+            SuiteCase(shape, "torch", "cold", role)
+            for role, counts in MORE_BY_DTYPE.items()
+            for shape in _by_dtype(random.Random(MORE_SEEDS[role]), counts, products)
+        ]
+        return experts + more
+    if name != IMAGES:
+        return []
     return [
         case
         for draw in (_norms, _convolutions)
-        for role in roles
-        for shape in draw(role, taken)
+        for role in SOURCES[name]
+        for shape in draw(role, calls)
         for case in _cold_and_hot(shape, role)
     ]
+
+
+def traced_beside(name: str) -> list[SuiteCase]:
+    """What is traced for a suite beside its sources, whatever they are: of image models the convolutions of _CONVOLVED
+    and of _WHOLE_STEPS, none of which is both fitted and held out."""
+    if name != IMAGES:
+        return []
+    steps = {**_CONVOLVED, "whole": _WHOLE_STEPS, "before": _HELD_IMAGES}
+    found = {
+        role: [work for work in works(sources, "cuda") if work.op_class == "conv"] for role, sources in steps.items()
+    }
+    held = {work.shape for role in ("before", "whole") for work in found[role] if isinstance(work.shape, Call)}
+    fitted = call_cases(found["fit"], CONVOLVED["fit"], "fit", ("cold",), without=held)
+    known = held | {case.shape for case in fitted if isinstance(case.shape, Call)}
+    judged = call_cases(found["holdout"], CONVOLVED["holdout"], "holdout", ("cold",), without=known)
+    whole = [SuiteCase(work.shape, "torch", "cold", "holdout") for work in found["whole"]]
+    return [case for one in fitted + judged + whole for case in _cold_and_hot(one.shape, one.role)]
 
 
 def _kind(work: Work) -> KernelKind:
     return KernelKind(work.op_class, work.variant)
 
 
-def _cold_and_hot(shape: Gemm | Call, role: str, every: int = 2) -> list[SuiteCase]:
+def _cold_and_hot(shape: Shape, role: str, every: int = 2) -> list[SuiteCase]:
     """Cold, and of the shapes that an L2 holds every second (or each) hot as well."""
     is_hot = shape.bytes <= HOT_BYTES / 4 and shape.bytes // 512 % every == every - 1
     return [SuiteCase(shape, "torch", cache, role) for cache in ("cold", *(("hot",) if is_hot else ()))]
@@ -301,19 +380,31 @@ def product_of_4_bits(m: int, n: int, k: int) -> Call:
     return Call("aten._weight_int4pack_mm.default", inputs, (_contiguous((m, n), "bf16"),), arguments)
 
 
-def _by_dtype(role: str, taken: set[Gemm]) -> list[Gemm]:
-    """Random products of the dtypes whose layouts have few points."""
-    rng = random.Random(SEEDS[role])
+def _by_dtype(rng: random.Random, counts: Mapping[str, int], taken: set[Gemm]) -> list[Gemm]:
+    """Random products of the dtypes whose layouts have few points, so many of each layout."""
 
     def draw(layout: str, dtype: str) -> Gemm:
         return first(lambda: replace(draw_random(rng, layout), dtype=dtype), lambda shape: shape.flops <= MOST_FLOPS)
 
     return [
         shape
-        for dtype, count in BY_DTYPE[role].items()
+        for dtype, count in counts.items()
         for layout in LAYOUTS
         for shape in distinct(partial(draw, layout, dtype), taken, count)
     ]
+
+
+def _of_experts(role: str, taken: set[Gemm]) -> list[Gemm]:
+    """Random products of one expert in fp32, forward and backward, a quarter of odd numbers of rows."""
+    rng = random.Random(SEEDS[role])
+
+    def draw(layout: str) -> Gemm:
+        low, high = EXPERT_ROWS
+        rows = round(low * (high / low) ** rng.random())
+        rows = rows if rng.random() < 0.25 else -(-rows // 8) * 8
+        return replace(layer(layout, rows, rng.choice(EXPERT_WIDTHS), rng.choice(EXPERT_WIDTHS)), dtype="fp32")
+
+    return [shape for layout in LAYOUTS for shape in distinct(partial(draw, layout), taken, EXPERTS[role])]
 
 
 def _attentions(role: str, taken: set[Call]) -> list[Call]:

@@ -13,6 +13,8 @@ from flopcast.roofline.stream.lowering.variants import ConvVariant
 # not for matrices need, in torch's kernel for the weights a warp's turn 150 ns, and a block 5 ns.
 KERNELS, CONVERSIONS, SHARE_OF_PEAK = 2.0, 6.0, 0.5
 CONVERSION, SLOW, PADDING = 0.5, 0.2, 0.23
+ODD = 1.5  # times as long where it can read two bytes at a time only, not four or eight
+UNALIGNED = 3.0  # times as long a product takes whose rows tensor cores cannot read 16 bytes at a time
 TAP_RATE, RATE, TURN, TURN_OF_ROW, EACH = 2e12, 1e12, 1.5e-7, 4e-8, 5e-9
 # Of the gradient of a bias: seconds to begin and end, per load and per partial sum (5 to 264 of them), share of the
 # bandwidth. So an H200's 60 sums beside convolutions took 3 to 130 us, and their kernels tell them apart from the rest.
@@ -49,12 +51,18 @@ def conv_prior(
         law |= {"rate": Belief(SHARE_OF_PEAK * peak, WIDE)}
         if is_backward and not is_converted and variant.form.startswith("few"):
             law |= {"padding_bandwidth": Belief(PADDING * bandwidth, WIDE)}
-        if is_converted:
+        form = variant.form.split("-")[0]
+        is_unaligned = form == "unaligned"
+        if is_converted and form != "pooled":
             law |= {"conversion_bandwidth": Belief(CONVERSION * bandwidth, WIDE)}
-            is_point = variant.form.startswith("point")
-            law |= (
-                {"conversion_floor": Belief(CONVERSIONS * floor, WIDE)}
-                if is_point
-                else {"weight_bandwidth": Belief(SLOW * bandwidth, WIDE)}
-            )
+            if form in ("point", "unaligned"):
+                law |= {
+                    "conversion_floor": Belief(CONVERSIONS * floor, WIDE),
+                    "partial_bandwidth": Belief(bandwidth, WIDE),
+                    "image_bandwidth": Belief((CONVERSION if is_unaligned else 1.0) * bandwidth, WIDE),
+                    "slower": Belief(UNALIGNED if is_unaligned else 1.0, WIDE),
+                }
+                law |= {"odd": Belief(ODD, WIDE)} if is_unaligned else {}
+            else:
+                law |= {"weight_bandwidth": Belief(SLOW * bandwidth, WIDE)}
     return Prior(law, fixed, Residual(LENGTHS, AMPLITUDE, WHITE, (LEVEL,)))

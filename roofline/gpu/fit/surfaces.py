@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import exp, log
+from statistics import median
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from flopcast.roofline.gpu.fit.surface import POOLED_POINTS, fit_doubtful, fit_s
 from flopcast.roofline.gpu.laws import attention, gemm, gemm_triton
 from flopcast.roofline.gpu.laws.laws import LAWS, kind_of
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.gpu.suites import HOT_BYTES
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, ConvVariant, GemmVariant, SurfaceKey, Variant
 
 # Prior of the residuals of times by the wall clock, on a processor: threads, caches and other processes make them
@@ -25,6 +28,7 @@ WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 # Deviation (log seconds) between a convolution with hot operands and with cold ones: of 118 that an H200 ran both ways
 # the hot ones took 2.6% less at the median, 10% at the 90th percentile.
 HOT_DOUBT = 0.05
+PAIRS = 5  # sizes measured in both states, from which on those of one state alone are taken by their median ratio
 # White noise (log seconds) of products of unaligned rows: cuBLAS picks among few kernels there, and not the best.
 UNALIGNED_WHITE = 0.08
 
@@ -96,10 +100,20 @@ def _of_either_state(key: SurfaceKey, members: Sequence[Case], every: Mapping[Su
     Left out by size, 427 rows of an H200 were 5.1% off at the median with these, without them 6.3%."""
     if not isinstance(key.variant, ConvVariant):
         return list(members)
-    known = {case.work.features for case in members}
+    known = {case.work.features: case.seconds for case in members}
     other = every.get(key.with_cache("hot" if key.cache == "cold" else "cold"), ())
+    shared = [
+        log(known[case.work.features] / case.seconds)
+        for case in other
+        if case.work.features in known and case.work.bytes <= HOT_BYTES
+    ]
+    times = exp(median(shared)) if len(shared) >= PAIRS else 1.0
     others = [case for case in other if case.work.features not in known]
-    return [*members, *(replace(case, noise=float(np.hypot(case.noise, HOT_DOUBT))) for case in others)]
+    return [*members, *(_of_other_state(case, times if case.work.bytes <= HOT_BYTES else 1.0) for case in others)]
+
+
+def _of_other_state(case: Case, times: float) -> Case:
+    return replace(case, seconds=case.seconds * times, noise=float(np.hypot(case.noise, HOT_DOUBT)))
 
 
 def _group(key: SurfaceKey, members: Sequence[Case], gpu: Limits) -> Group:

@@ -2,8 +2,13 @@
 
 cuDNN multiplies matrices (implicit GEMM): a product for the result, one for the gradient of the input and one for that
 of the weights, each of the same FLOPs. Its 16-bit kernels require channels last: other tensors it converts before and
-after, in kernels of their own, of which the weights' have few blocks. A window of one place needs no conversion where
-an image's places are a multiple of 8, so that its rows are aligned. None of this overlaps, so the times add up.
+after, in kernels of their own, of which the weights' have few blocks. None of this overlaps, so the times add up.
+
+A window of one place is a product of each image as it lies. That of the gradient of the weights leaves a sum in fp32
+for each image, which a kernel adds up: of 48 images and 384 x 2,304 channels 170 MB, most of its 146 us on an H200.
+cuDNN may convert there too, and where the rows are not aligned (an image's places are no multiple of 8), whose
+products run at a quarter of the rate, in any of them. Whatever it takes, it seems to mean the faster, so the law has
+a smooth minimum of both.
 
 Depthwise convolutions have no product: cuDNN's kernels (channels last) and torch's (else) take a time for each number
 and for each multiplication. For the gradient of the weights torch runs a block per weight, whose eight warps take an
@@ -31,10 +36,15 @@ from flopcast.roofline.stream.lowering.variants import ConvVariant
 
 PADDED = 8.0  # fewer channels are padded to so many
 OVERLAP = 2.0  # exponent of the smooth maximum of a product's FLOPs and its bytes
+EITHER = 4.0  # exponent of the smooth minimum of a product of images as they lie and of converted ones
+PARTIAL = 4 * 2  # bytes of a weight's gradient of one image, in fp32, written and read
 # A block of cuDNN's depthwise forward takes its time however few there are: on an H200 4 us for a result of 5 x 5, 5.5
 # of 7 x 7, 7 of 10 x 10 and of 14 x 14 alike, twice as much with windows of 25 places. So the greater of that and of
 # the work counts: 45 held-out rows were 10.5% off at the median with the sum, so they are 5.3%.
 ROWS, WAIT = 10.0, 3.0
+# Fewer images of one place than a tile has rows get other kernels: an H200 takes 12 us for 40 images of 28 channels and
+# 672 results, which it converts, and 5 for 64. So the residual takes them to be as far apart as by a factor of 2^LEAP.
+TILE, LEAP = 64.0, 8.0
 WARPS, LANES = 8.0, 32.0  # of a block of torch's kernel for the weights of depthwise convolutions
 # What an image and a block cost there besides, in turns of a warp: 0.28 and 2.05 us on an H200, a turn 0.365.
 IMAGE_TURNS, BLOCK_TURNS = 0.8, 5.6
@@ -111,17 +121,31 @@ def _products(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> 
     products = {"bwd": ("dgrad", "wgrad")}.get(variant.direction, (variant.direction,))
     for product in products:
         read = sizes.input if product == "dgrad" else sizes.met
-        moving = item * (read + sizes.output + sizes.weights) / params["bandwidth"]
-        seconds = seconds + soft_max(computing, moving, OVERLAP)
+        numbers = item * (read + sizes.output + sizes.weights)
+        one = soft_max(computing, numbers / params["bandwidth"], OVERLAP)
+        if "conversion_bandwidth" in params:
+            moved = 2.0 * item * (sizes.input + sizes.output) / params["conversion_bandwidth"]
+            if "weight_bandwidth" in params:
+                moved = moved + 2.0 * item * sizes.weights / params["weight_bandwidth"]
+            converted = one + moved + params.get("conversion_floor", 0.0)
+            one = converted
+            if "partial_bandwidth" in params:
+                is_odd = trailing_zeros(np.log2(sizes.places)) < 1.0
+                as_it_lies = soft_max(computing * params["slower"], numbers / params["image_bandwidth"], OVERLAP)
+                as_it_lies = as_it_lies * np.where(is_odd, params.get("odd", 1.0), 1.0)
+                if product == "wgrad":
+                    as_it_lies = as_it_lies + PARTIAL * sizes.images * sizes.weights / params["partial_bandwidth"]
+                one = _either(as_it_lies, converted)
+        seconds = seconds + one
     if "padding_bandwidth" in params:
         seconds = seconds + item * sizes.input / params["padding_bandwidth"]
-    if variant.layout == "nhwc":
-        return seconds
-    converting = 2.0 * item * (sizes.input + sizes.output) / params["conversion_bandwidth"]
-    if variant.form.startswith("point"):
-        is_aligned = trailing_zeros(np.log2(sizes.places)) >= 3.0
-        return np.asarray(seconds + len(products) * np.where(is_aligned, 0.0, params["conversion_floor"] + converting))
-    return seconds + len(products) * (converting + 2.0 * item * sizes.weights / params["weight_bandwidth"])
+    return seconds
+
+
+def _either(a: Array, b: Array) -> Array:
+    """The smooth minimum of two times."""
+    lesser, greater = np.minimum(a, b), np.maximum(a, b)
+    return np.asarray(lesser * (1.0 + (lesser / greater) ** EITHER) ** (-1.0 / EITHER))
 
 
 def _depthwise(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
@@ -163,9 +187,17 @@ def _turns(sizes: Sizes) -> Array:
 
 
 def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
-    """The residual's inputs: images, channels and how many more the result has, places of the result, stride, taps."""
+    """The residual's inputs: images (channels last, where a product has a row for each place, rows), channels and how
+    many more the result has, places of the result, stride, taps; in place of taps, of rows that are not aligned by how
+    many bytes they are, of images of one place whether they fill a tile of 64."""
     images, channels, results, places, result_places, taps, _, _ = features.T
-    return np.column_stack([images, channels, results - channels, result_places, places - result_places, taps])
+    last = taps
+    if variant.form.startswith("unaligned"):
+        last = trailing_zeros(places)
+    elif variant.form.startswith("pooled"):
+        last = LEAP * (images >= np.log2(TILE))
+    rows = images + result_places if variant.layout == "nhwc" else images
+    return np.column_stack([rows, channels, results - channels, result_places, places - result_places, last])
 
 
 def is_rising(params: Params) -> bool:

@@ -119,7 +119,17 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
         "split_bandwidth": memory,
         "follow_bandwidth": memory,
         "sum_bandwidth": memory,
-        **dict.fromkeys(("conversion_bandwidth", "padding_bandwidth", "weight_bandwidth", "bias_bandwidth"), memory),
+        **dict.fromkeys(
+            (
+                "conversion_bandwidth",
+                "padding_bandwidth",
+                "weight_bandwidth",
+                "bias_bandwidth",
+                "partial_bandwidth",
+                "image_bandwidth",
+            ),
+            memory,
+        ),
         **dict.fromkeys(("tap_rate", "result_rate", "input_tap_rate", "input_rate"), cores),
         "l2_bandwidth": compute,  # tiles are chosen so that loads keep up
         **dict.fromkeys(LATENCIES, slower),

@@ -205,7 +205,7 @@ def _describe_convolution(call: Call) -> Work:
         direction = {"fwd": "dgrad", "dgrad": "fwd"}.get(direction, direction)
     (images, channels, *sides), (_, results, *result_sides) = data.shape, result.shape
     places, taps = prod(result_sides), prod(weight.shape[2:])
-    form = _form_of_convolution(channels, results, groups, taps, prod(strides))
+    form = _form_of_convolution(channels, results, groups, taps, prod(strides), prod(sides), layout)
     rank = "" if len(sides) == 2 else f"-{len(sides)}d"
     sizes = tuple(map(_log2, (images, channels, results, prod(sides), places, taps, groups)))
     flops = 2 * images * places * results * channels // groups * taps * (sum(wanted[:2]) if is_backward else 1)
@@ -213,13 +213,20 @@ def _describe_convolution(call: Call) -> Work:
     return Work(call, "conv", variant, (*sizes, float(has_bias)), call.bytes, flops)
 
 
-def _form_of_convolution(channels: int, results: int, groups: int, taps: int, stride: int) -> str:
+def _form_of_convolution(
+    channels: int, results: int, groups: int, taps: int, stride: int, places: int, layout: str
+) -> str:
     """The form by which libraries choose among their kernels (`ConvVariant`)."""
     if groups > 1:
         return "depthwise" if groups == channels else "grouped"
-    if channels % 8 or results % 8:
+    is_few = bool(channels % 8 or results % 8)
+    if places == taps == 1:
+        return "pooled-few" if is_few else "pooled"
+    if is_few:
         return "few"
-    return "point" if taps == stride == 1 else "dense"
+    if taps != 1 or stride != 1:
+        return "dense"
+    return "unaligned" if layout == "nchw" and places % 8 else "point"
 
 
 def _describe_packed_gemm(call: Call) -> Work:

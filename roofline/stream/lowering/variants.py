@@ -80,8 +80,10 @@ class AttentionVariant:
 @dataclass(frozen=True)
 class ConvVariant:
     """Variant of a convolution. `direction`: "fwd", "dgrad" (gradient of the input), "wgrad" (of the weights) or "bwd"
-    (both); `layout`: "nchw" or "nhwc"; `form`: "dense", "point" (a window of one place, at every place), "few" (of
-    channels, no multiple of 8), "depthwise" or "grouped"; along one dimension or three "dense-1d", "dense-3d"."""
+    (both); `layout`: "nchw" or "nhwc"; `form`: "dense", "point" (a window of one place, at every place), "unaligned"
+    (the same channels first of images whose places are no multiple of 8), "few" (of channels, no multiple of 8),
+    "pooled" and "pooled-few" (of images of one place), "depthwise" or "grouped"; along one dimension or three
+    "dense-1d", "dense-3d"."""
 
     direction: str
     dtype: str

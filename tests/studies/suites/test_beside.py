@@ -7,7 +7,7 @@ import pytest
 from flopcast.kernels.shapes import Call, Gemm
 from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu import suites
-from flopcast.roofline.gpu.suites import FINE_TUNE, IMAGES, INFERENCE, SuiteCase
+from flopcast.roofline.gpu.suites import FINE_TUNE, IMAGES, INFERENCE, PRECISIONS, SuiteCase
 from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
@@ -79,8 +79,9 @@ def test_a_product_of_4_bits_is_drawn_as_it_is_traced() -> None:
 def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_either_way() -> None:
     cases = suites.load(IMAGES)
     drawn = drawn_beside(IMAGES)
-    traced = {case.shape for case in cases[: -len(drawn)]}
-    assert cases[-len(drawn) :] == drawn
+    begin = cases.index(drawn[0])
+    traced = {case.shape for case in cases[:begin]}
+    assert cases[begin : begin + len(drawn)] == drawn
     forward = {layer_norm(4, 40, 96, is_backward=False, is_permuted=True), layer_norm(36, 7, 768, False, False)}
     assert forward <= traced
     assert layer_norm(64, 5, 768, is_backward=True, is_permuted=False) in traced
@@ -93,10 +94,31 @@ def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_ei
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_convolutions_are_drawn_as_they_are_traced(is_backward: bool) -> None:
     drawn = [case.shape for case in drawn_beside(IMAGES)]
-    traced = {case.shape for case in suites.load(IMAGES)[: -len(drawn)]}
+    cases = suites.load(IMAGES)
+    traced = {case.shape for case in cases[: [case.shape for case in cases].index(drawn[0])]}
     assert convolution(32, 5, 576, 160, 1, 1, True, is_backward) in traced
     assert convolution(32, 5, 512, 512, 3, 1, False, is_backward) in traced
     kind = "aten.convolution_backward.default" if is_backward else "aten.convolution.default"
     kinds_drawn = {str(describe(shape).variant) for shape in drawn if isinstance(shape, Call) and shape.op == kind}
     way = "bwd" if is_backward else "fwd"
-    assert kinds_drawn == {f"{way}/bf16/{layout}/{form}" for layout in ("nchw", "nhwc") for form in ("point", "dense")}
+    forms = {"nchw": ("point", "unaligned", "dense"), "nhwc": ("point", "dense")}
+    assert kinds_drawn == {f"{way}/bf16/{layout}/{form}" for layout, some in forms.items() for form in some}
+
+
+def test_a_size_is_fitted_or_held_out() -> None:
+    """Of all convolutions, however they came into the suite."""
+    roles: dict[tuple[str, str], set[str]] = {}
+    for case in suites.load(IMAGES):
+        roles.setdefault((case.shape.key, case.cache), set()).add(case.role)
+    assert all(len(found) == 1 for found in roles.values())
+
+
+def test_products_of_experts_have_every_layout_and_few_rows() -> None:
+    every = [case.shape for case in drawn_beside(PRECISIONS) if isinstance(case.shape, Gemm)]
+    assert {shape.dtype for shape in every} == {"fp32", "tf32", "fp16"}
+    drawn = every[: next(i for i, shape in enumerate(every) if shape.dtype != "fp32")]
+    assert {shape.layout for shape in drawn} == {"nt", "nn", "tn"}
+    rows = [shape.k if shape.layout == "tn" else shape.m for shape in drawn]
+    assert min(rows) < 16
+    assert max(rows) > 2048
+    assert set(drawn) <= {case.shape for case in suites.load(PRECISIONS)}

@@ -129,7 +129,9 @@ def test_a_kind_that_was_not_measured_is_told_by_its_relatives() -> None:
 @pytest.mark.parametrize(
     ("call", "form"),
     [
-        (convolution(8, 64, 128, 14, 1), "point"), (convolution(8, 64, 128, 14, 1, stride=2), "dense"),
+        (convolution(8, 64, 128, 28, 1), "point"), (convolution(8, 64, 128, 14, 1, stride=2), "dense"),
+        (convolution(8, 64, 128, 14, 1), "unaligned"), (convolution(8, 64, 128, 1, 1), "pooled"),
+        (convolution(8, 64, 20, 1, 1), "pooled-few"),
         (convolution(8, 64, 128, 14, 3), "dense"), (convolution(8, 3, 64, 14, 7), "few"),
         (convolution(8, 64, 64, 14, 3, groups=64), "depthwise"), (convolution(8, 64, 64, 14, 3, groups=8), "grouped"),
     ],
