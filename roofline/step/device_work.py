@@ -58,7 +58,7 @@ PIECE_SHARE = 0.79
 
 # The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
-# engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of three
+# engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
 # H200s: 0.18 to 0.36 and 0.11 to 0.20; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
 FURTHER_GRAPH = {"compile": (0.25, 0.16), "compile-graphs": (0.30, 0.18)}
 

@@ -41,7 +41,7 @@ from studies.command import parser_of
 from studies.imports import ROOT
 
 FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "broken"
-RUNS = {"compile": ("1", "2", "3"), "compile-graphs": ("1", "2")}  # of each mode, on as many H200s
+RUNS = {"compile": ("1", "2", "3", "4"), "compile-graphs": ("1", "2")}  # of each mode, on as many H200s
 WIDTH, ROWS = 64, 64
 PIECES, LINEARS = (1, 2, 4), (1, 3)
 DEPTHS = (4, 12)
