@@ -7,8 +7,8 @@ Three hosts say it, each with two H200s. Of two, processes ran tiny models of tw
 one (`studies.parallel.phases`): by phase, seconds per layer beyond those of its calls, over the seconds of a call, sums
 over processes. Of another, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
 without such calls, over their number, with the host that the same run calibrated. A constant is the mean of the logs of
-all, divided over the phases as the tiny models say; of the optimizer the tiny models alone tell. A fourth host, of four
-H100s, judges FSDP's; ring attention's is the mean of the logs of the two hosts that ran it.
+all, divided over the phases as the tiny models say; of the optimizer the tiny models alone tell. Two further hosts, of
+four H100s and of two H200s, judge; ring attention's is the mean of the logs of the first that ran it and of the H100s.
 
 Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
 measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
@@ -41,6 +41,7 @@ from studies.parallel.timeline import GPU, HOST, is_fitted, run_of, stream_of
 PHASES = ("forward", "backward", "optimizer")
 LOW, HIGH = phases.DEPTHS
 RING = "cp={n},fsdp=1"
+JUDGING = "phases-4.json.gz"  # no constant is of it
 
 
 class Process(NamedTuple):
@@ -127,11 +128,12 @@ def tiny_calls(file: Path, layout: str, beside: str = "") -> dict[str, float]:
 
 
 def hosts_of(*layouts: str) -> list[Path]:
-    """Those of `phases.FILES` whose host ran all these layouts."""
+    """Those of `phases.FILES` whose host ran all these layouts, but the one that judges."""
     return [
         file
         for file in phases.FILES
-        if all((name, "forward") in process.per_layer for name in layouts for process in processes(file)[:1])
+        if file.name != JUDGING
+        and all((name, "forward") in process.per_layer for name in layouts for process in processes(file)[:1])
     ]
 
 
@@ -176,6 +178,11 @@ def main() -> None:
     for file in (file for file in phases.FILES if file not in fitted):
         judging = tiny_calls(file, "fsdp={n}")
         print(f"a host that judges: {(judging['forward'] + judging['backward']) / 3:.1f} calls a collective")
+    judge = next(file for file in phases.FILES if file.name == JUDGING)
+    judging = tiny_calls(judge, "tp={n}")
+    each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
+    told = f"{each['forward']:.1f} and {each['backward']:.1f} a call of DTensor's"
+    print(f"of {JUDGING}: {told}, {ring_calls(judge):.1f} around each of ring attention's")
     beside, kept = (tiny_calls(hosts_of(RING)[0], name, RING) for name in ("fsdp={n}", "zero2={n}"))
     # an FSDP layer has three collectives; a layer of tensor parallel so many calls in modules that it divides
     inside = {phase: places_of_layer("tp={n}", phase) for phase in PHASES[:2]}

@@ -43,7 +43,7 @@ from studies.parallel.steps import LARGER, built
 
 # What was kept, of a host each: of two H200s on 25 November 2026, and on the 26th of two others and of four H100s,
 # which ran tiny models of some layouts alone.
-FILES = tuple(ROOT / "reports" / "parallel" / f"phases{number}.json.gz" for number in ("", "-2", "-3"))
+FILES = tuple(ROOT / "reports" / "parallel" / f"phases{number}.json.gz" for number in ("", "-2", "-3", "-4"))
 NONE = "none"
 LAYOUTS = (NONE, "ddp={n}", "zero1={n}", "fsdp={n}", "zero2={n}", "tp={n}", "cp={n},fsdp=1")
 COMPILED = (NONE, "ddp={n}", "fsdp={n}")
