@@ -286,7 +286,7 @@ class PricedStep:
         """Of DistributedDataParallel: what is held beyond the steady step's by steps so quick that torch's watchdog has
         not looked in between."""
         buckets = memory.first_bucket_bytes(self._fullest)
-        return buckets if buckets and self.timeline.step_seconds() < memory.WATCHDOG_SECONDS else 0
+        return buckets if buckets and memory.holds_first_buckets(self.timeline.step_seconds()) else 0
 
     @cached_property
     def memory_parts(self) -> Mapping[str, int]:

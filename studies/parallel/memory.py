@@ -19,6 +19,7 @@ from flopcast.roofline.step.memory import (
     PARTS,
     WATCHDOG_SECONDS,
     first_bucket_bytes,
+    holds_first_buckets,
     nccl_bytes,
     peak_bytes,
     peak_parts,
@@ -78,10 +79,10 @@ def compared(step: Step, ranks: Sequence[Measured]) -> Compared:
     stream = stages[peaks.index(max(peaks))]
     parts = dict(peak_parts(stream, workspace))
     assert sum(parts.values()) == max(peaks)
-    is_quick = PricedStep(last, run, find_profile(GPU), default_host()).timeline.step_seconds() < WATCHDOG_SECONDS
+    seconds = PricedStep(last, run, find_profile(GPU), default_host()).timeline.step_seconds()
     return Compared(
         step, tuple(peaks[rank * len(peaks) // len(ranks)] for rank in range(len(ranks))), parts,  # a stage's in a row
-        first_bucket_bytes(stream) if is_quick else 0, CONTEXT_BYTES + nccl_bytes(run.layout),
+        first_bucket_bytes(stream) if holds_first_buckets(seconds) else 0, CONTEXT_BYTES + nccl_bytes(run.layout),
         tuple(rank.peak_bytes for rank in ranks), tuple(rank.used_bytes - rank.reserved_bytes for rank in ranks),
     )  # fmt: skip
 
@@ -115,10 +116,10 @@ def report(found: Sequence[Compared]) -> str:
 
 _WATCHED = f"{WATCHDOG_SECONDS * 1e3:.0f} ms"
 NOTES = f"""- *First buckets*: DistributedDataParallel lays out its buckets anew when the second step begins. What the
-  first ones reduced is held until torch's watchdog of collectives, which looks every {_WATCHED}, has seen it done. Four
-  steps are quicker: one rank of each held one more copy of the gradients in the third step, the other did not. They are
-  counted for steps under {_WATCHED}, here by the measured time. That rule was made after these ranks were seen; its
-  number is torch's.
+  first ones reduced is held until torch's watchdog of collectives, which looks every {_WATCHED}, has seen it done. Of
+  five steps of 27 to 59 ms one rank held one more copy of the gradients in the third step, the other did not. They are
+  counted for steps of which one and a half, from the first backward to the third, take less than {_WATCHED}, here by
+  the forecast's time. That rule was made after these ranks were seen; its number is torch's.
 - *Outside*: what CUDA, the libraries and NCCL hold. The forecast was read off these very steps: that of one group off
   the first two, that of tensor parallel off the first of it, on the rank that receives. A process that has run tensor
   parallel once holds as much ever after, which is why steps below it have it, too. Pipelines, divided

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from flopcast.roofline.step.memory import holds_first_buckets
 from studies.parallel.measured import FILE, read, write
 from studies.parallel.memory import MIB, Compared, compared
 from studies.parallel.steps import ALL, FOUR, STEPS, Step
@@ -25,6 +27,21 @@ def test_it_is_written_as_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     write([rank for ranks in MEASURED.values() for rank in ranks], path)
     assert path.read_bytes() == FILE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_held"),
+    [
+        ("gpt2-ddp-8x1024-adamw-fused", True),
+        ("w3584-d2-ddp-4x512-adamw-fused", True),
+        ("llama-3.2-1b-ddp-4x1024-adamw-fused-compile", False),
+        ("qwen3-0.6b-ddp-4x256-adamw-fused-compile", False),
+    ],
+)
+def test_quick_steps_hold_their_first_buckets(name: str, is_held: bool) -> None:
+    """By their measured times: of two a rank held a copy more of the gradients, of the others none."""
+    ranks = next(ranks for step, ranks in MEASURED.items() if step.name == name)
+    assert holds_first_buckets(median(ranks[0].step_seconds)) is is_held
 
 
 @pytest.mark.parametrize("step", [s for s in QUICK if s.batch != 8 or s.model != "w640-d6"], ids=lambda step: step.name)
