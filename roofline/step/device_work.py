@@ -60,7 +60,7 @@ PIECE_SHARE = 0.79
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
 # engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
 # H200s: 0.18 to 0.36 and 0.11 to 0.20; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
-FURTHER_GRAPH = {"compile": (0.25, 0.16), "compile-graphs": (0.30, 0.18)}
+FURTHER_GRAPH = {"compile": (0.26, 0.16), "compile-graphs": (0.30, 0.18)}
 
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,

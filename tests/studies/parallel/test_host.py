@@ -14,7 +14,7 @@ from studies.parallel.host import RING, hosts_of, processes, ring_calls, tiny_ca
 FIRST = phases.FILES[0]
 
 
-@pytest.mark.parametrize(("file", "count"), [*zip(phases.FILES, (8, 2, 4), strict=True)])
+@pytest.mark.parametrize(("file", "count"), [*zip(phases.FILES, (8, 2, 4, 2), strict=True)])
 def test_every_process_that_was_started_has_rows_of_both_depths_without_a_fault(file: Path, count: int) -> None:
     rows = phases.read(file)
     assert not [row for row in rows if "fault" in row]
