@@ -124,21 +124,30 @@ def _products(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> 
         numbers = item * (read + sizes.output + sizes.weights)
         one = soft_max(computing, numbers / params["bandwidth"], OVERLAP)
         if "conversion_bandwidth" in params:
-            moved = 2.0 * item * (sizes.input + sizes.output) / params["conversion_bandwidth"]
-            if "weight_bandwidth" in params:
-                moved = moved + 2.0 * item * sizes.weights / params["weight_bandwidth"]
-            converted = one + moved + params.get("conversion_floor", 0.0)
-            one = converted
-            if "partial_bandwidth" in params:
-                is_odd = trailing_zeros(np.log2(sizes.places)) < 1.0
-                as_it_lies = soft_max(computing * params["slower"], numbers / params["image_bandwidth"], OVERLAP)
-                as_it_lies = as_it_lies * np.where(is_odd, params.get("odd", 1.0), 1.0)
-                if product == "wgrad":
-                    as_it_lies = as_it_lies + PARTIAL * sizes.images * sizes.weights / params["partial_bandwidth"]
-                one = _either(as_it_lies, converted)
+            one = one + _conversion(params, sizes, item) + params.get("conversion_floor", 0.0)
+        if "partial_bandwidth" in params:
+            one = _either(one, _as_it_lies(params, sizes, product, computing, numbers))
         seconds = seconds + one
     if "padding_bandwidth" in params:
         seconds = seconds + item * sizes.input / params["padding_bandwidth"]
+    return seconds
+
+
+def _conversion(params: Params, sizes: Sizes, item: int) -> Array:
+    """Seconds in which the bytes of tensors are converted for a product."""
+    seconds = 2.0 * item * (sizes.input + sizes.output) / params["conversion_bandwidth"]
+    if "weight_bandwidth" in params:
+        seconds = seconds + 2.0 * item * sizes.weights / params["weight_bandwidth"]
+    return np.asarray(seconds)
+
+
+def _as_it_lies(params: Params, sizes: Sizes, product: str, computing: Array, numbers: Array) -> Array:
+    """Seconds of a product of each image without a conversion: `computing` of its FLOPs, `numbers` bytes."""
+    is_odd = trailing_zeros(np.log2(sizes.places)) < 1.0
+    seconds = soft_max(computing * params["slower"], numbers / params["image_bandwidth"], OVERLAP)
+    seconds = seconds * np.where(is_odd, params.get("odd", 1.0), 1.0)
+    if product == "wgrad":
+        seconds = seconds + PARTIAL * sizes.images * sizes.weights / params["partial_bandwidth"]
     return seconds
 
 
