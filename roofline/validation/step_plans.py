@@ -36,6 +36,12 @@ OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
 SUITES = ("quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
 
+# A mixture of 16 experts, two a token, of a compiled suite's steps.
+FEW_EXPERTS: dict[str, Any] = load_config("qwen3-moe") | {
+    "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
+    "moe_intermediate_size": 1024, "num_experts": 16, "num_experts_per_tok": 2, "vocab_size": 32_000,
+}  # fmt: skip
+
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
 
@@ -347,10 +353,6 @@ def _compiled() -> list[StepPlan]:
     wide = make_config(width=2048, depth=3, vocab=32_000)
     small_llama = load_config("llama-3.2-1b") | {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 6,
                                                  "num_attention_heads": 24}  # fmt: skip
-    few_experts = load_config("qwen3-moe") | {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12,
-                                              "num_key_value_heads": 4, "head_dim": 64, "moe_intermediate_size": 1024,
-                                              "num_experts": 16, "num_experts_per_tok": 2,
-                                              "vocab_size": 32_000}  # fmt: skip
     models: list[tuple[str, dict[str, Any], list[tuple[int, int, str]]]] = [
         ("w1024-d5", make_config(width=1024, depth=5), [(4, 128, "adamw"), (4, 256, fused), (8, 2048, fused)]),
         ("w640-d6-h64", narrow, [(4, 128, fused), (8, 1024, fused)]),
@@ -373,7 +375,7 @@ def _compiled() -> list[StepPlan]:
         ("w896-d6-v50304", make_config(width=896, depth=6, vocab=50_304), [(2, 512, "adamw")]),
         # experts, which run between graphs: at few tokens the host bounds, at many the device
         ("qwen3-moe-d4", with_depth(load_config("qwen3-moe"), 4), [(4, 128, fused), (8, 1024, fused)]),
-        ("moe-w768-d6-e16", few_experts, [(4, 256, fused), (8, 1024, fused)]),
+        ("moe-w768-d6-e16", FEW_EXPERTS, [(4, 256, fused), (8, 1024, fused)]),
     ]
     plans = [
         StepPlan(name=name, config=config, batch=batch, seq=seq, optimizer=optimizer)

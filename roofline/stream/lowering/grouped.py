@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil, log2
 from typing import TypeGuard
 
@@ -58,14 +59,35 @@ def even_groups(work: Work) -> Groups:
 
 
 def uneven_groups(even: Groups, imbalance: float, ranks: int = 1) -> list[Groups]:
-    """Returns groups of which the fullest has `imbalance` times the mean and the others share the rest evenly; of
-    experts on several ranks those of the fullest rank, all of `imbalance` times the mean."""
-    fullest = round(imbalance * even.rows)
+    """Returns groups of which the fullest has `imbalance` times the mean and each next one the same share of the one
+    before, the fullest first; of experts on several ranks those of the fullest rank, all of `imbalance` times the mean.
+
+    Loads that fall geometrically are what untrained routers come near to: `studies.experts` sets the products of real
+    steps beside these, and beside one full group among equal ones."""
     if ranks > 1:
-        return [Groups(fullest, even.groups)]
-    others = even.groups - 1
-    rest = even.rows * even.groups - fullest
-    return [Groups(fullest, 1), *([Groups(round(rest / others), others)] if others else [])]
+        return [Groups(round(imbalance * even.rows), even.groups)]
+    shares = _falling(min(imbalance, even.groups), even.groups)
+    total, reached, before = even.rows * even.groups, 0.0, 0
+    rows = []
+    for share in shares:
+        reached += share
+        rows.append(round(reached * total) - before)
+        before += rows[-1]
+    return [Groups(one, len(list(same))) for one, same in groupby(sorted(rows, reverse=True))]
+
+
+def _falling(imbalance: float, groups: int) -> list[float]:
+    """Returns the share of all rows that each group has, falling by one ratio, the first `imbalance` times the mean."""
+
+    def shares(ratio: float) -> list[float]:
+        each = [ratio**place for place in range(groups)]
+        return [one / sum(each) for one in each]
+
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if shares(middle)[0] * groups > imbalance else (low, middle)
+    return shares(high)
 
 
 def products_of(work: Work, groups: Sequence[Groups]) -> list[tuple[Work, int]]:
