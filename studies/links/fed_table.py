@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +21,7 @@ from flopcast.roofline.cli.step.asked import AskedStep
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.step.questions.input_pipeline import IMAGES, TOKENS, WAYS, Fed, Feeding, fed, feeding_of
+from flopcast.roofline.step.questions.input_pipeline import IMAGES, TOKENS, WAYS, Fed, fed, feeding_of
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.model.run import Run
 from studies.command import parser_of
@@ -35,7 +35,8 @@ AHEAD = WAYS[3]
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """A step fed in one way: seconds as measured and as forecast. `load_seconds`: of one process for a sample.
-    `on_measured`: as forecast on top of the step's own time as measured."""
+    `on_measured`: as forecast where the step takes by itself what it did: that with what copies, waits and loading by
+    the training process add, and not less than what runs beside it."""
 
     step: str
     batch: int
@@ -103,19 +104,14 @@ def compared(rows: Iterable[Row], profile: Profile) -> Iterator[Compared]:
             step=plan.name, batch=plan.batch, bytes=row["bytes"], load_seconds=row["load_seconds"],
             workers=row["workers"], way=way.way, unfed_measured=row["unfed_seconds"],
             unfed_forecast=report.unfed_seconds, measured=measured, forecast=way.step_seconds,
-            on_measured=on_measured(step, feeding, way, row["unfed_seconds"]), bound=way.bound,
+            on_measured=on_measured(way, row["unfed_seconds"] - report.unfed_seconds),
+            bound=way.bound,
         )  # fmt: skip
 
 
-def on_measured(step: PricedStep, feeding: Feeding, way: Fed, unfed: float) -> float:
-    """The fed step's seconds where it takes `unfed` by itself: with what copies, waits and loading by the training
-    process add as forecast, and not less than what runs beside it, workers' loading and a copy ahead."""
-    loading = feeding.load_seconds / feeding.workers if feeding.workers else 0.0
-    report = fed(step, replace(feeding, load_seconds=0.0) if feeding.workers else feeding)
-    alone = next(one for one in report.ways if one.way == way.way)
-    copy = alone.copy_seconds if way.way == AHEAD else 0.0
-    added = alone.step_seconds - report.unfed_seconds if alone.step_seconds > copy else 0.0
-    return max(unfed + added, copy, loading)
+def on_measured(way: Fed, longer: float) -> float:
+    """The fed step's seconds if the step by itself took so much longer than forecast."""
+    return max(way.serial_seconds + longer, way.beside_seconds)
 
 
 # --- tables

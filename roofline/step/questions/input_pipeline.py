@@ -5,13 +5,16 @@ memory; from pinned memory (`pin_memory=True`); pinned and not waited for (`non_
 CUDA stream of their own. A copy on the step's own stream is simulated as part of the step: kernels wait for it, and the
 host too where it is waited for. One on its own stream uses none of the multiprocessors: it bounds the step only where
 it takes longer. Workers load beside the step and bound it likewise; without workers the host loads before each step.
+What torch's DataLoader does with a batch that it has loaded counts too (`HANDING`): a worker puts it into shared
+memory, and a thread of the training process copies it into pinned memory, beside the step; without workers the training
+process pins it; and a copy from pageable memory reads pages that the process has not touched before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.links.library import measured_copies
@@ -35,14 +38,58 @@ class Feeding:
     workers: int = 0
 
 
+# Bytes of the smallest batch that was handed over when that was measured.
+LEAST_HANDED = 9_633_792
+
+
+@dataclass(frozen=True)
+class Line:
+    """What becomes of a batch: so many seconds and so many per byte; of a batch below LEAST_HANDED in proportion."""
+
+    fixed: float
+    per_byte: float
+
+    def seconds(self, size: float) -> float:
+        return (self.fixed + self.per_byte * max(size, LEAST_HANDED)) * min(size / LEAST_HANDED, 1.0)
+
+
+@dataclass(frozen=True)
+class Handing:
+    """What a DataLoader does with a batch that is loaded. `shared`: by a worker, into memory that the training process
+    sees; `pinned_from_workers`: by the thread that pins; `pinned`: by the training process, where it loads;
+    `copied_from_workers`: what a copy from pageable memory takes longer than one of memory that was touched before."""
+
+    shared: Line
+    pinned_from_workers: Line
+    pinned: Line
+    copied_from_workers: Line
+
+
+# Of the host of an H200, torch 2.11, batches of 9.6 to 154 MB (`python -m studies.links.handing`).
+HANDING = Handing(
+    shared=Line(5.0e-3, 1 / 2.94e9),
+    pinned_from_workers=Line(1.34e-3, 1 / 2.59e9),
+    pinned=Line(0.0, 1 / 26.2e9),
+    copied_from_workers=Line(0.0, 1 / 5.42e9),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """A step fed in one way. `bound`: "step", "copy" or "loading", what its time is."""
+    """A step fed in one way. `serial_seconds`: the step with all that it waits for in turn, copies on its own stream
+    and what the training process loads; `beside_seconds`: the longest of what runs beside it, workers, the thread that
+    pins and a copy ahead; `step_seconds`: the longer of the two. `bound`: "step", "copy", "loading" or "pinning", what
+    that is."""
 
     way: str
     copy_seconds: float
-    step_seconds: float
+    serial_seconds: float
+    beside_seconds: float
     bound: str
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.serial_seconds, self.beside_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +104,7 @@ class InputReport:
     def to_json(self) -> dict[str, Any]:
         return {
             **asdict(self.feeding), "unfed_seconds": self.unfed_seconds,
-            "ways": [asdict(way) for way in self.ways], "notes": list(self.notes),
+            "ways": [{**asdict(way), "step_seconds": way.step_seconds} for way in self.ways], "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -93,22 +140,47 @@ def fed(step: PricedStep, feeding: Feeding) -> InputReport:
     notes = [] if source == step.profile.gpu else [
         f"copies to {step.profile.gpu} were not measured: those of {source}'s host stand for them"
     ]  # fmt: skip
-    loading = feeding.load_seconds / max(feeding.workers, 1)
     alone = step.timeline.step_seconds()
     launch = step.host_costs.seconds("forward", "launch")
     found = []
     for way in WAYS:
-        seconds = copy_seconds(copies, "to_device", feeding.bytes, pinned=way != WAYS[0])
-        first = [TimedOp("forward", "host", feeding.load_seconds)] if not feeding.workers and loading else []
-        ahead = way == WAYS[3]
-        if not ahead:
-            first.append(TimedOp("forward", "launch", launch, seconds=seconds, launches=1))
+        is_pinned, is_ahead = way != WAYS[0], way == WAYS[3]
+        copy = copy_seconds(copies, "to_device", feeding.bytes, pinned=is_pinned)
+        handed = _handed(feeding, is_pinned)
+        copy += handed.copy
+        first = [TimedOp("forward", "host", handed.by_process)] if handed.by_process else []
+        if not is_ahead:
+            first.append(TimedOp("forward", "launch", launch, seconds=copy, launches=1))
             if way in WAYS[:2]:
                 first.append(TimedOp("forward", "sync", 0.0))
         time = Timeline([*first, *step.ops], step.profile).step_seconds() if first else alone
-        bounds = {"step": time, "copy": seconds if ahead else 0.0, "loading": loading if feeding.workers else 0.0}
-        bound = max(bounds, key=lambda name: bounds[name])
-        if bound == "step" and time > 1.05 * alone:
-            bound = "loading" if not feeding.workers and feeding.load_seconds > seconds else "copy"
-        found.append(Fed(way=way, copy_seconds=seconds, step_seconds=max(bounds.values()), bound=bound))
+        beside = {"copy": copy if is_ahead else 0.0, "loading": handed.by_workers, "pinning": handed.by_thread}
+        bound, longest = max(beside.items(), key=lambda one: one[1])
+        if time >= longest:
+            is_longer = time > 1.05 * alone
+            bound = "step" if not is_longer else "loading" if handed.by_process > copy else "copy"
+        found.append(Fed(way=way, copy_seconds=copy, serial_seconds=time, beside_seconds=longest, bound=bound))
     return InputReport(feeding=feeding, unfed_seconds=alone, ways=found, notes=notes)
+
+
+class _Handed(NamedTuple):
+    """Seconds of loading a step's batches and handing them over: of each worker's share, of the thread that pins, of
+    the training process before the step, and what it adds to the copy."""
+
+    by_workers: float = 0.0
+    by_thread: float = 0.0
+    by_process: float = 0.0
+    copy: float = 0.0
+
+
+def _handed(feeding: Feeding, is_pinned: bool) -> _Handed:
+    """Nothing for batches that lie ready."""
+    size, seconds, workers = feeding.bytes, feeding.load_seconds, feeding.workers
+    if not seconds:
+        return _Handed()
+    if not workers:
+        return _Handed(by_process=seconds + (HANDING.pinned.seconds(size) if is_pinned else 0.0))
+    each = (seconds + HANDING.shared.seconds(size)) / workers
+    if is_pinned:
+        return _Handed(by_workers=each, by_thread=HANDING.pinned_from_workers.seconds(size))
+    return _Handed(by_workers=each, copy=HANDING.copied_from_workers.seconds(size))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.timing.device import describe
 from flopcast.roofline.cli.app import app
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
-from flopcast.roofline.step.questions.input_pipeline import WAYS, Feeding, fed
+from flopcast.roofline.step.questions.input_pipeline import HANDING, LEAST_HANDED, WAYS, Feeding, fed
 from flopcast.roofline.stream.model.models import make_config
-from studies.links import fed_table
+from studies.links import fed_table, handing
 from studies.links.fed import Case, Loading, cases, run
 from studies.links.feeding import AHEAD, PAGEABLE, Feed, timed
 
@@ -150,17 +151,16 @@ def test_forecasts_are_those_of_the_command_line(folder: Path) -> None:
     assert found.bytes == said["bytes"]
 
 
-def test_a_step_taken_as_forecast_is_fed_as_forecast(folder: Path) -> None:
+def test_what_runs_beside_a_step_hides_in_a_longer_one() -> None:
     """With the step's own time as it is forecast the two forecasts are one, whatever bounds; with a longer one the copy
-    ahead and the loading beside hide in it."""
+    ahead and what workers do hide in it."""
     step = fed_table.priced(PLAN, find_profile(SOURCE))
     alone = step.timeline.step_seconds()
     for size in (2**12, 2**28):
         for load, workers in ((0.0, 0), (5 * alone, 0), (5 * alone, 2), (5 * alone, 9)):
-            feeding = Feeding(bytes=size, load_seconds=load, workers=workers)
-            for way in fed(step, feeding).ways:
-                assert fed_table.on_measured(step, feeding, way, alone) == pytest.approx(way.step_seconds)
-                longer = fed_table.on_measured(step, feeding, way, 10 * alone)
+            for way in fed(step, Feeding(bytes=size, load_seconds=load, workers=workers)).ways:
+                assert fed_table.on_measured(way, 0.0) == way.step_seconds
+                longer = fed_table.on_measured(way, 9 * alone)
                 if way.way == AHEAD and workers and size == 2**12:
                     assert longer == pytest.approx(10 * alone)
                 assert longer >= way.step_seconds
@@ -183,9 +183,34 @@ def test_the_page_and_the_rows_tell_every_case(
         assert float(row["error"]) == pytest.approx(float(row["forecast"]) / float(row["measured"]) - 1, abs=1e-4)
 
 
-def test_the_committed_page_is_of_its_rows() -> None:
-    measured = records.read(fed_table.FOLDER).latest()
-    found = list(fed_table.compared(measured, find_profile(SOURCE)))
-    text = fed_table.page(found, measured, fed_table.FOLDER)
+@pytest.fixture(scope="module")
+def committed() -> list[fed_table.Compared]:
+    return list(fed_table.compared(records.read(fed_table.FOLDER).latest(), find_profile(SOURCE)))
+
+
+def test_the_committed_page_is_of_its_rows(committed: list[fed_table.Compared]) -> None:
+    text = fed_table.page(committed, records.read(fed_table.FOLDER).latest(), fed_table.FOLDER)
     assert (fed_table.FOLDER / "README.md").read_text(encoding="utf-8") == text
-    assert {one.way for one in found} == set(WAYS)
+    assert {one.way for one in committed} == set(WAYS)
+
+
+def test_what_feeding_adds_is_within_an_eighth_where_samples_are_loaded(committed: list[fed_table.Compared]) -> None:
+    """By what handing over took on another host (`studies.links.handing`)."""
+    loaded, ready = (
+        [abs(one.own_error) for one in committed if bool(one.load_seconds) is kind] for kind in (True, False)
+    )
+    assert (len(loaded), len(ready)) == (24, 20)
+    assert median(loaded) < 0.066
+    assert max(loaded) < 0.13
+    assert median(ready) < 0.018
+    assert max(ready) < 0.151
+
+
+def test_what_handing_over_takes_is_what_was_measured() -> None:
+    rows = handing.read()
+    assert {row.bytes for row in rows} == {samples * handing.SAMPLE_BYTES for samples in handing.SAMPLES}
+    assert min(row.bytes for row in rows) == LEAST_HANDED
+    for name, (fixed, per_byte) in handing.lines(rows).items():
+        shipped = getattr(HANDING, name)
+        assert shipped.fixed == pytest.approx(fixed, abs=1e-5)
+        assert 1 / shipped.per_byte == pytest.approx(1 / per_byte, rel=0.01)

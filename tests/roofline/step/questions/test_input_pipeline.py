@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.links.library import measured_copies
 from flopcast.roofline.gpu.links.profile import copy_seconds
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.step.questions.input_pipeline import WAYS, Feeding, fed, feeding_of
+from flopcast.roofline.step.questions.input_pipeline import HANDING, WAYS, Feeding, fed, feeding_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run
 
@@ -65,10 +67,27 @@ def test_loading_bounds_where_workers_are_too_few(step: PricedStep) -> None:
     few, many, none = (
         fed(step, Feeding(bytes=2048, load_seconds=10 * alone, workers=workers)).ways[-1] for workers in (2, 40, 0)
     )
-    assert (few.step_seconds, few.bound) == (pytest.approx(5 * alone), "loading")
+    assert (few.step_seconds, few.bound) == (pytest.approx(5 * alone + HANDING.shared.seconds(2048) / 2), "loading")
     assert (many.step_seconds, many.bound) == (pytest.approx(alone), "step")
     assert none.step_seconds > 10 * alone
     assert none.bound == "loading"
+
+
+@given(st.floats(1, 2**30), st.floats(1, 2**30))
+def test_handing_a_larger_batch_over_takes_longer(one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    for line in (HANDING.shared, HANDING.pinned_from_workers, HANDING.pinned, HANDING.copied_from_workers):
+        assert 0 < line.seconds(small) <= line.seconds(large)
+
+
+def test_large_batches_of_many_workers_wait_for_the_thread_that_pins(step: PricedStep) -> None:
+    """It copies each batch, beside the step; without pinned memory the copy to the GPU reads untouched pages."""
+    loaded = fed(step, Feeding(bytes=2**28, load_seconds=0.1, workers=64)).ways
+    ready = fed(step, Feeding(bytes=2**28)).ways
+    assert [way.bound for way in loaded] == ["copy", "pinning", "pinning", "pinning"]
+    assert loaded[0].copy_seconds > ready[0].copy_seconds
+    assert loaded[1].copy_seconds == ready[1].copy_seconds
+    assert loaded[3].step_seconds == pytest.approx(HANDING.pinned_from_workers.seconds(2**28))
 
 
 @pytest.mark.parametrize("asked", ["0", "-3", "pictures", "1.5"])
