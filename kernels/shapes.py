@@ -161,17 +161,6 @@ class Operand:
         return True
 
     @property
-    def is_dense(self) -> bool:
-        """Non-overlapping and without holes: contiguous after some permutation of its dimensions."""
-        expected = 1
-        dims = zip(self.shape, self.stride, strict=True)
-        for size, step in sorted((d for d in dims if d[0] != 1), key=lambda d: d[1]):
-            if step != expected:
-                return False
-            expected *= size
-        return True
-
-    @property
     def key(self) -> str:
         sizes = "x".join(map(str, self.shape))
         return (
