@@ -5,7 +5,7 @@
     ...                                 # train as before, under autocast or not, eager or compiled
     unpatch(model)
 
-Attention itself is chosen the usual way, `attn_implementation`, which `attention.register_with_transformers` extends.
+Attention itself is chosen the usual way, `attn_implementation`, which `attention_transformers` extends.
 What changes: RMSNorm is one kernel, and the one after attention includes the addition of the residual; rotary embedding
 of queries and keys, with Qwen3's per-head norms, is one kernel, silu(gate) * up another; the loss reads the logits as
 they are, without an fp32 copy, and makes its gradient together with the loss. Under autocast a norm returns the dtype

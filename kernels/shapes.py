@@ -161,17 +161,6 @@ class Operand:
         return True
 
     @property
-    def is_dense(self) -> bool:
-        """Non-overlapping and without holes: contiguous after some permutation of its dimensions."""
-        expected = 1
-        dims = zip(self.shape, self.stride, strict=True)
-        for size, step in sorted((d for d in dims if d[0] != 1), key=lambda d: d[1]):
-            if step != expected:
-                return False
-            expected *= size
-        return True
-
-    @property
     def key(self) -> str:
         sizes = "x".join(map(str, self.shape))
         return (
@@ -187,8 +176,9 @@ class Call:
 
     `args` and `kwargs` are the call's arguments as JSON, where {"t": i} stands for `inputs[i]`, {"ts": [i, n]} for
     the list of `inputs[i]` to `inputs[i + n - 1]`, {"rs": [x, n]} for n times the number x, {"d": name} for a dtype,
-    {"m": name} for a memory format or layout, {"f": text} for an infinity or NaN; anything else is itself. `outputs`
-    lists what the call returns, `written` the inputs that it writes in place.
+    {"m": name} for a memory format or layout, {"f": text} for an infinity or NaN, {"g": [n, step]} for a group of n
+    ranks that lie so far apart, {"o": name} for an object of a class; anything else is itself. `outputs` lists what the
+    call returns, `written` the inputs that it writes in place.
     """
 
     op: str  # "aten.mul.Tensor"

@@ -59,10 +59,6 @@ class Operation:
     source: Tensor
     result: Tensor
 
-    @property
-    def is_in_place(self) -> bool:
-        return self.source.data_ptr() == self.result.data_ptr()
-
 
 def operation(case: Case, group: Group, first: Tensor, second: Tensor) -> Operation:
     """The call of a case on two buffers of bytes, each as long as the largest case."""

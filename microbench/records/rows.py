@@ -8,7 +8,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast
 
 from flopcast.bounds import ByValue, Count, Finite, Kept, NonNegative, Positive, Seconds, Share, Size, Valid, Within
 from flopcast.decode import Wrong, decode_each
@@ -19,7 +19,6 @@ SCHEMA = 1
 METHOD = 1  # raised whenever a change in how things are timed makes old rows incomparable
 
 Status = Literal["ok", "oom", "unsupported", "incorrect", "error"]
-STATUSES: tuple[str, ...] = get_args(Status)
 KEPT_SAMPLES = 100  # samples per row
 
 

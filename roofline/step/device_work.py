@@ -64,17 +64,15 @@ FURTHER_GRAPH = {"compile": (0.26, 0.16), "compile-graphs": (0.30, 0.18)}
 
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
-# and the wait for the numbers of rows. From tiny mixtures of experts of that study, the mean of both modes, whose
-# processes lie far apart: 23 to 63 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
+# and the wait for the numbers of rows. From tiny mixtures of experts of `studies.calls.breaks`, the mean of both modes,
+# whose processes lie far apart: 23 to 63 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
 GROUP_BY_GROUP = (28.0, 5.0)
-
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
 # that is saved for the backward passes hooks in Python, and the state of random numbers is kept. From tiny models with
 # adapters (`python -m studies.calls.checkpoint`: 23.3 over 15.1 us). What the backward recomputes costs what a call of
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
-
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,

@@ -20,12 +20,10 @@ from flopcast.roofline.step.device_work import TimedOp
 # only where the host waits (a synchronisation).
 LAUNCH_LATENCY_SECONDS = 4e-6
 
-
 # The gap between two nodes of a replayed CUDA graph over that between two launches, which are 1.5 us apart on an H200:
 # recorded steps of 800 to 1,800 kernels took from 0.03 us per kernel less than their kernels to 0.5 more, at the median
 # 0.3 (`python -m studies.compiled.host`).
 NODE_GAP = 0.2
-
 
 STEPS = 3  # that are simulated, the last of them steady
 
@@ -225,7 +223,8 @@ class Simulation:
         link_factor: float,
         spans: list[Span] | None,
     ) -> _Rank:
-        """As `run`, with at most `most` repetitions simulated, beside other stages."""
+        """Runs as `run` does, beside other stages, with at most `most` repetitions of each part simulated. The caller
+        answers each kernel that sends (`_Rank`); `_alone` and `_meet` do."""
         host = 0.0
         lanes = [0.0] * self._lanes  # when each is free
         ended: dict[int, float] = {}  # when each op of a step on several lanes last ended, by its number
@@ -347,7 +346,7 @@ class Simulation:
         return host, kernels
 
 
-_LEAST_RUNS = 4
+_LEAST_RUNS = 4  # repetitions that are simulated at first, twice as many as long as they have not become steady
 
 
 def _alone(rank: _Rank) -> tuple[list[float], float] | None:
@@ -361,9 +360,9 @@ def _alone(rank: _Rank) -> tuple[list[float], float] | None:
 
 
 class Stages:
-    """The simulations of a pipeline's stages, run beside each other: as `Simulation`, of the last stage."""
+    """The simulations of a pipeline's stages, from the first to the last, run beside each other."""
 
-    def __init__(self, stages: Sequence[Sequence[TimedOp]], queue_depth: int, steps: int = 3) -> None:
+    def __init__(self, stages: Sequence[Sequence[TimedOp]], queue_depth: int, steps: int = STEPS) -> None:
         self._stages = [Simulation(ops, queue_depth, steps) for ops in stages]
 
     def taking(self, seconds: Sequence[Sequence[float]]) -> Stages:
@@ -382,7 +381,8 @@ class Stages:
         link_factor: float = 1.0,
         spans: Sequence[list[Span]] | None = None,
     ) -> Ran:
-        """As `Simulation.run`; a step takes until the latest stage has ended. `spans` gets those of each stage."""
+        """As `Simulation.run`; a step takes until the latest stage has ended, and the host's seconds are those of the
+        last stage. `spans` gets those of each stage."""
         speeds = gap_seconds, sync_seconds, host_factor, device_factor, link_factor
         ranks = [
             stage.rank(1, *speeds, None if spans is None else spans[number])
@@ -494,6 +494,7 @@ def _pieces(entries: Sequence[_Entry], awaited: Set[int]) -> list[_Piece]:
 
 
 def _agree(values: Sequence[float]) -> bool:
+    """Whether values are equal but for rounding."""
     return max(values) - min(values) <= 1e-9 * max(values)
 
 

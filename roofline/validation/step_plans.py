@@ -23,8 +23,7 @@ from flopcast.roofline.stream.model.models import (
 # The CPU suite measures shapes of widths 64, 128 and 256; these widths are equal to them or lie between them.
 CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 
-# Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
-QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
+# Groups of steps other than plain Qwen3's, for which the forecast is made. Tables list them separately.
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
 FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
 BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed

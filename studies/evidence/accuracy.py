@@ -42,12 +42,12 @@ from studies.evidence.kernels import Held, by_kind
 from studies.evidence.processes import judge
 from studies.evidence.steps import (
     EARLIER_TILES,
-    EIGHTH,
     H100,
     H200,
     MACHINES,
-    NINTH,
     PROJECTED,
+    REPLAYED,
+    REPLAYED_AGAIN,
     REPLAYING,
     Rows,
     compared,
@@ -359,17 +359,17 @@ def launches(evidence: Evidence) -> str:
     machines = {name: rows for name, rows in evidence.machines.items() if name.startswith("H200")}
     fused = {name: [row for row in rows if row.plan.fused != "none"] for name, rows in machines.items()}
     before = [row for name, rows in fused.items() if name not in REPLAYING for row in rows]
-    today = {name: [row for row in fused.get(name, ()) if row.is_host_bound] for name in (EIGHTH, NINTH)}
+    today = {name: [row for row in fused.get(name, ()) if row.is_host_bound] for name in (REPLAYED, REPLAYED_AGAIN)}
     made_anew = _range([_own(row).error for row in before if row.is_host_bound])
     by_device = _range([_own(row).error for row in before if not row.is_host_bound])
-    of_eighth, of_ninth = (_range([_own(row).error for row in today[name]]) for name in (EIGHTH, NINTH))
+    of_first, of_second = (_range([_own(row).error for row in today[name]]) for name in (REPLAYED, REPLAYED_AGAIN))
     shipped = _range([_shipped(row).error for rows in today.values() for row in rows])
     return (
         f"Before launches were replayed steps of the fused kernels that their host bounds came out {made_anew}, by the "
         f"operators' costs as of then and the host of the run; those that the device bounds {by_device}. Since then "
-        f"those that the host bounds come out {of_ninth} by the host of the run, and {shipped} by the shipped one. On "
+        f"those that the host bounds come out {of_second} by the host of the run, and {shipped} by the shipped one. On "
         f"the machine before, whose host was measured calling rope with one tensor for two weights, they come out "
-        f"{of_eighth} by the host of the run."
+        f"{of_first} by the host of the run."
     )
 
 

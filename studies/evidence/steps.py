@@ -18,6 +18,24 @@ from flopcast.roofline.validation.summary import GROUP_LABELS, by_bound
 from studies.shipped.hosts import launching_anew
 
 H200, H100 = "nvidia-h200", "nvidia-h100-sxm"
+# Machines named by what they ran: steps on Triton's kernels, whose operators replay their launches, as today's do.
+# Those of all other machines made their launches anew, and are forecast by what the operators cost the host then. The
+# host of REPLAYED was calibrated with calls that are not replayed (`studies.shipped.hosts.DISTINCT`), all others as
+# models call. LONG_ROUNDS ran the steps of REPLAYED for a second each where the power limit holds the clock.
+REPLAYED = "H200, Triton's kernels, replayed"
+REPLAYED_AGAIN = f"{REPLAYED} again"
+LONG_ROUNDS = "H200, Triton's kernels, long rounds"
+WHOLE_LAYERS = "H200, whole layers"  # each a single node of autograd
+# Steps on Triton's products. Those before split-K are forecast by today's tiles, which split k and which trees choose;
+# when they ran again, each kernel counted from the end of the one before it.
+BEFORE_SPLIT = "H200, Triton's products before split-K"
+BEFORE_SPLIT_AGAIN = f"{BEFORE_SPLIT}, again"
+WITH_SPLIT = "H200, Triton's products with split-K"
+# The set that the steps of each are judged in.
+REPLAYING = {
+    REPLAYED: REPLAYED, REPLAYED_AGAIN: REPLAYED_AGAIN, BEFORE_SPLIT: BEFORE_SPLIT, BEFORE_SPLIT_AGAIN: BEFORE_SPLIT,
+    WITH_SPLIT: WITH_SPLIT, WHOLE_LAYERS: WHOLE_LAYERS, LONG_ROUNDS: LONG_ROUNDS,
+}  # fmt: skip
 # The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
 MACHINES = {
     "H200, first": f"{H200}/steps/run0",
@@ -28,30 +46,14 @@ MACHINES = {
     "H200, sixth": f"{H200}/host-processes/1",
     "H200, seventh": f"{H200}/host-processes/2",
     "H100 SXM": f"{H100}/steps/run0",
-    "H200, eighth": f"{H200}/steps-on-kernels/replayed",
-    "H200, ninth": f"{H200}/steps-on-kernels/replayed-2",
-    "H200, tenth": f"{H200}/steps-on-kernels/products",
-    "H200, eleventh": f"{H200}/steps-on-kernels/products-2",
-    "H200, twelfth": f"{H200}/steps-on-kernels/whole",
-    "H200, thirteenth": f"{H200}/steps-on-kernels/replayed-3",
-    "H200, fourteenth": f"{H200}/steps-on-kernels/products-3",
+    REPLAYED: f"{H200}/steps-on-kernels/replayed",
+    REPLAYED_AGAIN: f"{H200}/steps-on-kernels/replayed-2",
+    BEFORE_SPLIT: f"{H200}/steps-on-kernels/products",
+    BEFORE_SPLIT_AGAIN: f"{H200}/steps-on-kernels/products-2",
+    WHOLE_LAYERS: f"{H200}/steps-on-kernels/whole",
+    LONG_ROUNDS: f"{H200}/steps-on-kernels/replayed-3",
+    WITH_SPLIT: f"{H200}/steps-on-kernels/products-3",
 }
-# Steps on Triton's kernels, whose operators replay their launches, as today's do. Those of all other machines made
-# their launches anew, and are forecast by what the operators cost the host then. The eighth's host was calibrated with
-# calls that are not replayed (`studies.shipped.hosts.DISTINCT`), the others' as models call. The tenth ran steps on
-# Triton's products, and so did the eleventh, whose kernels count from the end of the one before, and, by today's tiles,
-# the fourteenth: forecasts of the other two are of tiles that since split k and that trees choose.
-# The twelfth ran models whose layers are whole, and the thirteenth the eighth's steps, in rounds of a second where the
-# power limit holds the clock.
-EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH = (
-    f"H200, {name}" for name in ("eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth")
-)
-BEFORE_SPLIT = "H200, Triton's products before split-K"
-REPLAYING = {
-    EIGHTH: "H200, Triton's kernels, replayed", NINTH: "H200, Triton's kernels, replayed again",
-    TENTH: BEFORE_SPLIT, ELEVENTH: BEFORE_SPLIT, FOURTEENTH: "H200, Triton's products with split-K",
-    TWELFTH: "H200, whole layers", THIRTEENTH: "H200, Triton's kernels, long rounds",
-}  # fmt: skip
 OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
 # Steps on Triton's products that ran before a law chose their tiles. Forecasts are of today's faster tiles, so that all
 # of these come out fast: products by 4 to 14%, where the tiles that ran were forecast within 8.3%; attention of five by

@@ -19,10 +19,9 @@ from statistics import median
 from typing import cast
 
 from flopcast.roofline.gpu.links.choice import Kind
-from flopcast.roofline.gpu.links.fit import fit_links
-from flopcast.roofline.gpu.links.library import Interconnect, find_interconnect
+from flopcast.roofline.gpu.links.library import Interconnect, find_interconnect, interconnect_of
 from studies.command import parser_of
-from studies.links.shipped import FOLDER, FOUR, H100
+from studies.links.shipped import FOLDER, FOUR, H100, by_two
 from studies.markdown import table
 
 FILE = FOLDER / "second" / "measurements.jsonl.gz"
@@ -66,9 +65,9 @@ def judged(path: Path = FILE, gpus: int = 2, link: Interconnect | None = None) -
     return found
 
 
-def by_two() -> Interconnect:
-    """The link as two GPUs alone tell it, without NVLS, as four ran."""
-    return replace(find_interconnect(LINK), profile=fit_links(FOLDER), nvls=False)
+def judged_by_two() -> list[Judged]:
+    """The collectives among four by the link as two GPUs alone tell it, without NVLS, as four ran."""
+    return judged(OF_FOUR, 4, replace(interconnect_of(by_two()), nvls=False))
 
 
 def page() -> str:
@@ -88,7 +87,7 @@ def page() -> str:
         "Four:", "", table(columns, summary(judged(OF_H100, 4))), "",
         "## Four, by what two alone said", "",
         "The law bent by half of how far it is off for two. The shipped link has these times as measured.", "",
-        table(columns, summary(judged(OF_FOUR, 4, by_two()))), "",
+        table(columns, summary(judged_by_two())), "",
     ])  # fmt: skip
 
 

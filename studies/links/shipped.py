@@ -29,6 +29,11 @@ def of_h200() -> LinkProfile:
     return profile_of([*of_two, *added], records.read_machine(FOLDER), FOLDER)
 
 
+def by_two() -> LinkProfile:
+    """The link of H200s as the first host's two GPUs alone tell it, without what four ran."""
+    return fit_links(FOLDER)
+
+
 def shipped() -> dict[str, LinkProfile]:
     """The links by their files' names."""
     return {f"{profile.name}.json": profile for profile in (of_h200(), fit_links(H100))}

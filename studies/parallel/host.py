@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import log, sqrt
-from pathlib import Path
 from statistics import fmean, geometric_mean, mean, median, stdev
 from typing import Any, NamedTuple
 
@@ -41,7 +40,6 @@ from studies.parallel.timeline import GPU, HOST, is_fitted, run_of, stream_of
 PHASES = ("forward", "backward", "optimizer")
 LOW, HIGH = phases.DEPTHS
 RING = "cp={n},fsdp=1"
-JUDGING = "phases-4.json.gz"  # no constant is of it
 
 
 class Process(NamedTuple):
@@ -91,10 +89,10 @@ def lists(depth: int) -> list[Any]:
     return [op for op in ops if op.phase == "optimizer" and '"ts"' in op.args]
 
 
-def processes(file: Path) -> list[Process]:
-    """Those of one of `phases.FILES`, a host's."""
+def processes(host: phases.Host) -> list[Process]:
+    """Those that ran on a host, one for each rank of each launch."""
     found: dict[tuple[int, int], dict[tuple[str, str, int], float]] = defaultdict(dict)
-    for row in phases.read(file):
+    for row in phases.read(host):
         if "step" not in row and "phases" in row and row["mode"] == "eager":
             for phase in PHASES:
                 # the first step of a round follows a pause and is slower
@@ -114,34 +112,34 @@ def processes(file: Path) -> list[Process]:
     ]
 
 
-def tiny_calls(file: Path, layout: str, beside: str = "") -> dict[str, float]:
+def tiny_calls(host: phases.Host, layout: str, beside: str = "") -> dict[str, float]:
     """Calls per layer beyond a layout's own, by phase, of a host's processes that ran it and the layout `beside`."""
     needed = [(name, "forward") for name in (layout, beside or layout)]
-    having = [one for one in processes(file) if all(name in one.per_layer for name in needed)]
+    having = [one for one in processes(host) if all(name in one.per_layer for name in needed)]
     call = sum(one.call() for one in having)
     found = {phase: sum(one.beyond(layout, phase) for one in having) / call for phase in PHASES}
     spread = [sum(one.beyond(layout, phase) for phase in PHASES) / one.call() for one in having]
     told = ", ".join(f"{value:.0f} in {phase}" for phase, value in found.items())
     least, most = min(spread), max(spread)
-    print(f"{file.name}, {layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
+    print(f"{host.file.name}, {layout}: per layer {told}; of {len(having)} processes {least:.0f} to {most:.0f}")
     return found
 
 
-def hosts_of(*layouts: str) -> list[Path]:
-    """Those of `phases.FILES` whose host ran all these layouts, but the one that judges."""
+def hosts_of(*layouts: str) -> list[phases.Host]:
+    """Those of `phases.HOSTS` that ran all these layouts, but for those that judge."""
     return [
-        file
-        for file in phases.FILES
-        if file.name != JUDGING
-        and all((name, "forward") in process.per_layer for name in layouts for process in processes(file)[:1])
+        host
+        for host in phases.HOSTS
+        if not host.judges
+        and all((name, "forward") in process.per_layer for name in layouts for process in processes(host)[:1])
     ]
 
 
-def ring_calls(file: Path) -> float:
+def ring_calls(host: phases.Host) -> float:
     """Calls around each of ring attention's collectives, beyond those of FSDP over as many GPUs."""
-    ranks = processes(file)[0].ranks
+    ranks = processes(host)[0].ranks
     each = [sum(sent.name.startswith("_c10d") for sent in tiny_stream(RING, depth, ranks).ops) for depth in (LOW, HIGH)]
-    ring, beside = tiny_calls(file, RING), tiny_calls(file, "fsdp={n}", RING)
+    ring, beside = tiny_calls(host, RING), tiny_calls(host, "fsdp={n}", RING)
     return sum(ring[phase] - beside[phase] for phase in PHASES[:2]) * (HIGH - LOW) / (each[1] - each[0])
 
 
@@ -173,16 +171,17 @@ def main() -> None:
     parser_of(__spec__, __doc__).parse_args()
     small = {name: calls / count for name, (calls, count) in small_steps().items()}
     fitted = hosts_of("fsdp={n}", "tp={n}")
-    by_host = [tiny_calls(file, "fsdp={n}") for file in fitted]
-    sharded, divided = mean_of(by_host), mean_of([tiny_calls(file, "tp={n}") for file in fitted])
-    for file in (file for file in phases.FILES if file not in fitted):
-        judging = tiny_calls(file, "fsdp={n}")
-        print(f"a host that judges: {(judging['forward'] + judging['backward']) / 3:.1f} calls a collective")
-    judge = next(file for file in phases.FILES if file.name == JUDGING)
-    judging = tiny_calls(judge, "tp={n}")
-    each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
-    told = f"{each['forward']:.1f} and {each['backward']:.1f} a call of DTensor's"
-    print(f"of {JUDGING}: {told}, {ring_calls(judge):.1f} around each of ring attention's")
+    by_host = [tiny_calls(host, "fsdp={n}") for host in fitted]
+    sharded, divided = mean_of(by_host), mean_of([tiny_calls(host, "tp={n}") for host in fitted])
+    for host in (host for host in phases.HOSTS if host not in fitted):
+        judging = tiny_calls(host, "fsdp={n}")
+        each_collective = (judging["forward"] + judging["backward"]) / 3
+        print(f"judging FSDP, {host.said}: {each_collective:.1f} calls a collective")
+    for host in (host for host in phases.HOSTS if host.judges):
+        judging = tiny_calls(host, "tp={n}")
+        each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
+        told = f"{each['forward']:.1f} and {each['backward']:.1f} a call of DTensor's"
+        print(f"judging the rest, {host.said}: {told}, {ring_calls(host):.1f} around each of ring attention's")
     beside, kept = (tiny_calls(hosts_of(RING)[0], name, RING) for name in ("fsdp={n}", "zero2={n}"))
     # an FSDP layer has three collectives; a layer of tensor parallel so many calls in modules that it divides
     inside = {phase: places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
@@ -204,14 +203,14 @@ def main() -> None:
     tensors = sum(len(op.inputs) * (1 if depth == HIGH else -1) for depth in phases.DEPTHS for op in lists(depth))
     for name, found in (("sharded", sharded), ("divided", divided)):
         print(f"{name}, each tensor of the optimizer's lists: {found['optimizer'] * (HIGH - LOW) / tensors:.2f}")
-    ring = [ring_calls(file) for file in hosts_of(RING)]
+    ring = [ring_calls(host) for host in hosts_of(RING)]
     told = ", ".join(f"{one:.1f}" for one in ring)
     print(f"ring attention, each of its collectives: {geometric_mean(ring):.1f} ({told})")
     deviations = [
         log(sum(one.beyond(layout, phase) for phase in PHASES) / one.call() / sum(found[phase] for phase in PHASES))
         for layout, found in (("fsdp={n}", sharded), ("tp={n}", divided))
-        for file in hosts_of(layout)
-        for one in processes(file)
+        for host in hosts_of(layout)
+        for one in processes(host)
     ]
     print(f"deviation of the log between processes: {sqrt(fmean(value**2 for value in deviations)):.2f}")
     compiled()

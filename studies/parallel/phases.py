@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m studies.parallel.phases OUT
     ... --only none,fsdp,tp                    tiny models of these layouts alone: another draw of both processes
     ... --device cpu                           on processors, over gloo, to try it
-    python -m studies.parallel.phases OUT ... --keep NAME            puts launches on one host into a file of FILES
+    python -m studies.parallel.phases OUT ... --keep NAME            puts launches on one host into its file of HOSTS
 
 First tiny models of two depths, whose host seconds per layer and layout tell what a layout's Python costs in forward,
 backward and optimizer; `none` is the same model that each rank runs for itself. Depths and layouts take turns, all
@@ -20,7 +20,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,31 @@ from studies.imports import ROOT
 from studies.parallel.record import group_of
 from studies.parallel.steps import LARGER, built
 
-# What was kept, of a host each: of two H200s on 25 November 2026, and on the 26th of two others and of four H100s,
-# which ran tiny models of some layouts alone.
-FILES = tuple(ROOT / "reports" / "parallel" / f"phases{number}.json.gz" for number in ("", "-2", "-3", "-4"))
+FOLDER = ROOT / "reports" / "parallel"
 NONE = "none"
 LAYOUTS = (NONE, "ddp={n}", "zero1={n}", "fsdp={n}", "zero2={n}", "tp={n}", "cp={n},fsdp=1")
 COMPILED = (NONE, "ddp={n}", "fsdp={n}")
 DEPTHS = (2, 6)
 ROUNDS, STEPS_PER_ROUND = 6, 4
 IN_A_ROW = 6
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host whose launches were kept. `said`: its GPUs and the day, in words. `judges`: whether no constant is fitted
+    to it. To any other host those constants are fitted whose layouts it ran (`studies.parallel.host.hosts_of`)."""
+
+    file: Path
+    said: str
+    judges: bool = False
+
+
+HOSTS = (
+    Host(FOLDER / "phases.json.gz", "two H200s, 25 November 2026"),
+    Host(FOLDER / "phases-2.json.gz", "two H200s, 26 November 2026; tiny models of some layouts"),
+    Host(FOLDER / "phases-3.json.gz", "four H100s, 26 November 2026; tiny models of some layouts"),
+    Host(FOLDER / "phases-4.json.gz", "two H200s, 26 November 2026", judges=True),
+)
 
 
 def tiny_config(depth: int) -> Config:
@@ -176,8 +192,8 @@ def keep_launches(folders: Sequence[Path], file: Path) -> None:
     file.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))
+def read(host: Host) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(host.file.read_bytes()))
     return found
 
 
@@ -186,10 +202,11 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--only", default="")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--keep", choices=[file.name for file in FILES])
+    files = {host.file.name: host.file for host in HOSTS}
+    parser.add_argument("--keep", choices=files)
     options = parser.parse_args()
     if options.keep:
-        keep_launches(options.out, next(file for file in FILES if file.name == options.keep))
+        keep_launches(options.out, files[options.keep])
         return
     wanted = options.only.split(",") if options.only else []
     layouts = tuple(layout for layout in LAYOUTS if not wanted or layout.partition("=")[0] in wanted)

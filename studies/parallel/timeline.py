@@ -23,7 +23,6 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.links.fit import fit_links
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.timeline import Shares
@@ -33,7 +32,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.command import parser_of
 from studies.imports import ROOT
-from studies.links.shipped import FOLDER as LINKS
+from studies.links.shipped import by_two
 from studies.markdown import table
 from studies.parallel import overlap
 from studies.parallel.measured import AGAIN, FILE, read
@@ -101,7 +100,7 @@ class Section:
             found.insert(0, ("host calibrated in the same run", HostCosts.load(self.host), "auto"))
         if self.by_two:
             link = folder / "two.json"
-            fit_links(LINKS).save(link)
+            by_two().save(link)
             found.append(("shipped host, collectives by what two GPUs say", default_host(), str(link)))
         return found
 

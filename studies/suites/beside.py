@@ -175,46 +175,18 @@ MORE_ATTENTIONS = {"fit": 220, "holdout": 60}
 MORE_MASKED = {"fit": 60, "holdout": 15}
 MOST_BYTES = 2 * 10**9
 # Of layer norms and their gradients in fp32: a model has few sizes, and torch two ways for the gradient, by the rows.
-NORM_SIDES, NORM_CHANNELS = (
-    (7, 8, 10, 12, 14, 16, 20, 24, 28, 40, 48, 56, 64, 72),
-    (96, 128, 192, 256, 384, 512, 768, 1024),
-)
+NORM_SIDES = (7, 8, 10, 12, 14, 16, 20, 24, 28, 40, 48, 56, 64, 72)
+NORM_CHANNELS = (96, 128, 192, 256, 384, 512, 768, 1024)
 NORM_ROWS = {"short": (1_000, 64 * 1024), "long": (64 * 1024 + 1, 1_500_000)}
 NORMS = {"fit": 4, "holdout": 1}  # of each direction, layout and range of rows; twice as many where all is contiguous
 # Of convolutions in bf16, of each direction and layout: those of one place, of which models have few sizes that are
 # alike, and windows of others, also of every second place.
 SIDES = (5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56)
 CHANNELS = (
-    16,
-    24,
-    32,
-    40,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    240,
-    256,
-    320,
-    384,
-    480,
-    512,
-    576,
-    672,
-    768,
-    960,
-    1024,
-    1152,
-    1536,
+    16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 240, 256, 320, 384, 480, 512, 576, 672, 768, 960, 1024, 1152, 1536,
     2048,
-)
-WINDOWS = {
-    "point": ((1, 1),),
-    "dense": ((1, 2), (2, 2), (3, 1), (3, 1), (3, 2)),
-}  # places of a side, and from one to the next
+)  # fmt: skip
+WINDOWS = {"point": ((1, 1),), "dense": ((1, 2), (2, 2), (3, 1), (3, 1), (3, 2))}  # places of a side, and of a stride
 CONVOLUTIONS = {"fit": {"point": 30, "dense": 16}, "holdout": {"point": 9, "dense": 5}}
 MOST_CONVOLUTION_FLOPS = 2 * 10**11
 SEEDS = {"fit": 21, "holdout": 22}

@@ -3,8 +3,9 @@ from where models are.
 
 A draw is a model and its tokens. One of its sizes (hidden, ffn or vocabulary) is off, near one that models have or
 anywhere, and every product of the step that holds it follows, in the three layouts: the sides beside it are a model's.
-Some draws are aligned, since a penalty is told against them. `suite_gemms` draws sides one by one; its 100 products of
-2 and 4 a layout left forecasts of those 0.7% short to 3.5% long by kind, and of single ones 2 to 3% off at the median.
+Some draws are aligned, since a penalty is told against them. `studies.suites.gemms` draws sides one by one; its 100
+products of 2 and 4 a layout left forecasts of those 0.7% short to 3.5% long by kind, and of single ones 2 to 3% off at
+the median.
 
 The loss's log-softmax over rows of an unaligned vocabulary follows (`losses`): near 151,936 it takes 0.7 to 1.2% of a
 step more than between aligned ones, near 50,257 0.3% less, and forecasts were up to 1.8 points off there.

@@ -6,7 +6,7 @@ due. Set 1 is of 21 November 2026. Set 2 is of other sizes throughout, chosen th
 was changed: a neighbourhood lies between two multiples of 64, so that most of its widths share them. Set 3, of that
 day too, asks for issue 7's neighbourhoods and others at tokens and sides of their own. Between two multiples of 64 its
 sizes were drawn, not chosen: one odd, one each of 2, 4 and 8, one of 16 (`drawn`).
-`suite_widths.py`, made after it, draws none within 16 of them.
+`draws.py`, made after it, draws none within 16 of them.
 
 Settings that the device bounds (thousands of tokens, fused AdamW, few layers): a step takes tens of milliseconds, and
 what it loses is the device's.

@@ -162,6 +162,12 @@ class _Value:
 
 
 class _Reader:
+    """Follows the statements of a graph's `call` and keeps its launches, and the size and life of its buffers.
+
+    `kernels`: the sources of generated kernels by name; `asked`: the inputs as the benchmark has them (`_inputs`);
+    `origins`: what launches were made of (`_origins`); `partitions`: the functions of captured parts by name.
+    """
+
     def __init__(
         self,
         kernels: dict[str, str],
@@ -226,7 +232,7 @@ class _Reader:
     def _assign(self, name: str, value: ast.expr, node: ast.stmt) -> None:
         match value:
             case ast.Call(func=ast.Name(id=function), args=[shape, stride, dtype, *_]) if function in _ALLOCATORS:
-                tensor = Operand(self._sizes(shape), self._sizes(stride), _dtype(dtype))
+                tensor = Operand(_numbers(shape), _numbers(stride), _dtype(dtype))
                 self._bind(name, _Value(self._storage(name, 0 if "cpu" in function else storage_bytes(tensor)), tensor))
             case ast.Name(id=other):
                 self._bind(name, replace(self._value(other, node)))
@@ -367,7 +373,7 @@ class _Reader:
     def _assert_size(self, call: ast.Call, node: ast.stmt) -> None:
         name = ast.unparse(call.args[0])
         value = self._value(name, node)
-        shape, stride = self._sizes(call.args[1]), self._sizes(call.args[2])
+        shape, stride = _numbers(call.args[1]), _numbers(call.args[2])
         if value.tensor is not None:
             value.tensor = Operand(shape, stride, value.tensor.dtype)
             return
@@ -458,7 +464,7 @@ class _Reader:
             else self._value(ast.unparse(node.args[0]), statement)
         )
         dtype = source.tensor.dtype if source.tensor is not None else "fp32"
-        return _Value(source.storage, Operand(self._sizes(node.args[1]), self._sizes(node.args[2]), dtype))
+        return _Value(source.storage, Operand(_numbers(node.args[1]), _numbers(node.args[2]), dtype))
 
     def _argument(self, node: ast.expr, statement: ast.stmt) -> _Value:
         """What a tensor among the arguments of a call is."""
@@ -482,9 +488,6 @@ class _Reader:
                 return True
         return False
 
-    def _sizes(self, node: ast.expr) -> tuple[int, ...]:
-        return _numbers(node)
-
     def _number(self, node: ast.expr, statement: ast.stmt) -> int:
         try:
             return int(ast.literal_eval(node))
@@ -497,7 +500,7 @@ class _Reader:
         return UnreadableCodeError(f"line {node.lineno} of a graph is of no known form: {ast.unparse(node)[:300]!r}")
 
 
-_UNBOUNDED = 1 << 62
+_UNBOUNDED = 1 << 62  # elements of a buffer whose size is not known: no index is cut off
 
 
 def _numbers(node: ast.expr) -> tuple[int, ...]:

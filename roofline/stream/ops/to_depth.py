@@ -45,8 +45,8 @@ BEGIN_CACHE = "aten._foreach_zero_.default"  # by which a prefill begins a stati
 def to_depth(stream: Stream, depth: int) -> Stream:
     """Returns the stream of the same model with `depth` layers.
 
-    Needs a stream traced at FOLDED_DEPTH, or FOLDED_PARALLEL where it is one rank's, and `depth` at most one less; a
-    stream already at `depth` is returned as it is. Raises NotDerivable for others.
+    Needs a stream traced at FOLDED_DEPTH, or at FOLDED_PARALLEL where it is one rank's, and a `depth` of no less than
+    one below that; a stream already at `depth` is returned as it is. Raises NotDerivable for others.
     """
     if stream.depth == depth:
         return stream
@@ -334,7 +334,7 @@ class _GrownLists:
         return self._placed[first]
 
     def convert(self, value: Any) -> Any:
-        """Returns an argument as it is of all layers."""
+        """Returns an argument as it is of all layers, in the form that `kernels.shapes.Call` describes."""
         match value:
             case {"ts": [first, count]}:
                 self._first_list = self._first_list or self._op.inputs[first : first + count]
@@ -349,7 +349,7 @@ class _GrownLists:
                 return list(self._unfolding.per_layer(value, self._first_list))
             case list():
                 return [self.convert(item) for item in value]
-            case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
+            case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "g", "o"}:
                 return {name: self.convert(item) for name, item in value.items()}
         return value
 
@@ -369,7 +369,8 @@ class _Placed(dict[Of, To], Generic[Of, To]):
 def _without(
     idle: Collection[int], placed: Iterable[tuple[int, Op, int | None]]
 ) -> Iterator[tuple[int, Op, int | None]]:
-    """Yields the ops that are left; the next one frees what those left out would have."""
+    """Yields the ops (number, op, layer) but for those whose numbers are `idle`; the next one frees what these would
+    have freed."""
     freed: tuple[int, ...] = ()
     for number, op, layer in placed:
         if number in idle:

@@ -11,7 +11,7 @@ from flopcast.roofline.gpu.links.contention_fit import foretold
 from flopcast.roofline.gpu.links.fit import fit_links
 from flopcast.roofline.gpu.links.library import SHIPPED
 from flopcast.roofline.gpu.links.profile import LinkProfile
-from studies.links.again import FILE, LARGE, OF_FOUR, OF_H100, by_two, judged, page
+from studies.links.again import FILE, LARGE, OF_FOUR, OF_H100, judged, judged_by_two, page
 from studies.links.shipped import FOUR, shipped
 
 
@@ -26,7 +26,7 @@ def test_the_link_is_that_of_other_days_and_hosts(file: Path, worst: float) -> N
 
 
 def test_what_two_say_of_four_is_within_a_tenth_at_the_median() -> None:
-    found = [one for one in judged(OF_FOUR, 4, by_two()) if one.bytes >= LARGE]
+    found = [one for one in judged_by_two() if one.bytes >= LARGE]
     assert len(found) == 132
     assert median(abs(one.error) for one in found) < 0.08
     assert max(abs(one.error) for one in found) < 0.55

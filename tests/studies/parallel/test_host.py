@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import exp
-from pathlib import Path
 
 import pytest
 
@@ -11,32 +10,30 @@ from flopcast.roofline.step.communication import CALLS_SIGMA, DIVIDED_CALLS, RIN
 from studies.parallel import phases
 from studies.parallel.host import RING, hosts_of, processes, ring_calls, tiny_calls
 
-FIRST = phases.FILES[0]
 
-
-@pytest.mark.parametrize(("file", "count"), [*zip(phases.FILES, (8, 2, 4, 2), strict=True)])
-def test_every_process_that_was_started_has_rows_of_both_depths_without_a_fault(file: Path, count: int) -> None:
-    rows = phases.read(file)
+@pytest.mark.parametrize(("host", "count"), [*zip(phases.HOSTS, (8, 2, 4, 2), strict=True)])
+def test_every_process_that_was_started_has_rows_of_both_depths_without_a_fault(host: phases.Host, count: int) -> None:
+    rows = phases.read(host)
     assert not [row for row in rows if "fault" in row]
     tiny = [row for row in rows if "step" not in row and row["mode"] == "eager"]
     for key in {(row["launch"], row["rank"], row["layout"]) for row in tiny}:
         depths = {row["depth"] for row in tiny if (row["launch"], row["rank"], row["layout"]) == key}
         assert depths == set(phases.DEPTHS)
-    assert len(processes(file)) == count
+    assert len(processes(host)) == count
 
 
 @pytest.mark.parametrize("layout", ["fsdp={n}", "zero2={n}", "tp={n}", RING])
 def test_a_layout_costs_the_host_more_than_its_calls_in_every_phase(layout: str) -> None:
-    assert all(calls > 0 for calls in tiny_calls(FIRST, layout).values())
+    assert all(calls > 0 for calls in tiny_calls(phases.HOSTS[0], layout).values())
 
 
 def test_the_constants_lie_between_the_hosts() -> None:
     """FSDP's per layer: between three collectives as the first host had them, of 37 calls, and what tiny models say."""
     each = sum(SHARDED_CALLS.values())
-    hosts = [tiny_calls(file, "fsdp={n}") for file in hosts_of("fsdp={n}")]
+    hosts = [tiny_calls(host, "fsdp={n}") for host in hosts_of("fsdp={n}")]
     assert len(hosts) == 3
     assert all(3 * 37 < each < host["forward"] + host["backward"] for host in hosts)
     assert hosts[-1]["forward"] + hosts[-1]["backward"] < each * exp(1.64 * CALLS_SIGMA), "a host that judges"
-    ring = [ring_calls(file) for file in hosts_of(RING)]
+    ring = [ring_calls(host) for host in hosts_of(RING)]
     assert min(ring) < RING_CALLS < max(ring)
     assert DIVIDED_CALLS["forward"] > DIVIDED_CALLS["backward"] > 2.65
