@@ -28,6 +28,11 @@ MODEL_TYPES = ("qwen3", "llama", "mistral")
 _CANDIDATES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 _LARGE = {"h": (1009, 1013, 1019, 1021), "f": (3019, 3023, 3037, 3041), "v": (50021, 50023, 50033, 50047)}
 _FREE_HEADS = ("qwen3",)  # other models require hidden sizes that are multiples of the number of heads
+# Optimizers that treat a tensor by how large it is: what they launch, or its sizes, are no products of dimensions.
+_OF_SIZES = {
+    "muon": "an optimizer that transposes what is higher than wide",
+    "adamw8bit": "an optimizer that rounds up to blocks, and leaves small tensors in 32 bits",
+}
 _NO_END = 2**63 - 1  # the end of a slice that has none
 
 
@@ -62,8 +67,8 @@ def reference_of(config: Config, traced: Traced) -> Config:
     Raises NotDerivable.
     """
     sizes = dimensions(config)
-    if traced.optimizer == "muon":
-        raise NotDerivable("an optimizer that transposes what is higher than wide")
+    if reason := _OF_SIZES.get(traced.optimizer):
+        raise NotDerivable(reason)
     if (traced.finetune, traced.base_dtype) != ("full", "auto"):
         raise NotDerivable("weights of several dtypes, or some that are not trained")
     if traced.phase != "train":

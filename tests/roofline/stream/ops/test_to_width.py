@@ -88,6 +88,15 @@ def test_models_without_these_dimensions_are_refused() -> None:
         answer.with_all_sizes(gpt2)
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adamw8bit"])
+def test_optimizers_that_go_by_how_large_a_tensor_is_are_refused(optimizer: str) -> None:
+    """Numbers of blocks are no products of dimensions: a step of Llama-3.2-1B came out seventy times as long."""
+    with pytest.raises(NotDerivable, match="an optimizer that"):
+        reference_of(UNALIGNED, Traced(optimizer=optimizer))
+    config, traced = make_config(width=96, depth=2), Traced(batch=2, seq=48, optimizer=optimizer)
+    assert get_stream(config, traced, vary="width").ops == get_stream(config, traced).ops
+
+
 @pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
 def test_the_forward_alone_is_what_a_model_without_gradients_runs(precision: str) -> None:
     """Against a real forward under no_grad: the same calls on the same shapes, the same memory."""
