@@ -26,6 +26,7 @@ REPLAYED = "H200, Triton's kernels, replayed"
 REPLAYED_AGAIN = f"{REPLAYED} again"
 LONG_ROUNDS = "H200, Triton's kernels, long rounds"
 WHOLE_LAYERS = "H200, whole layers"  # each a single node of autograd
+WHOLE_AGAIN = f"{WHOLE_LAYERS} again"  # the same steps, on a slow host
 # Steps on Triton's products. Those before split-K are forecast by today's tiles, which split k and which trees choose;
 # when they ran again, each kernel counted from the end of the one before it.
 BEFORE_SPLIT = "H200, Triton's products before split-K"
@@ -34,7 +35,8 @@ WITH_SPLIT = "H200, Triton's products with split-K"
 # The set that the steps of each are judged in.
 REPLAYING = {
     REPLAYED: REPLAYED, REPLAYED_AGAIN: REPLAYED_AGAIN, BEFORE_SPLIT: BEFORE_SPLIT, BEFORE_SPLIT_AGAIN: BEFORE_SPLIT,
-    WITH_SPLIT: WITH_SPLIT, WHOLE_LAYERS: WHOLE_LAYERS, LONG_ROUNDS: LONG_ROUNDS,
+    WITH_SPLIT: WITH_SPLIT, WHOLE_LAYERS: WHOLE_LAYERS, WHOLE_AGAIN: WHOLE_AGAIN,
+    LONG_ROUNDS: LONG_ROUNDS,
 }  # fmt: skip
 # The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
 MACHINES = {
@@ -51,6 +53,7 @@ MACHINES = {
     BEFORE_SPLIT: f"{H200}/steps-on-kernels/products",
     BEFORE_SPLIT_AGAIN: f"{H200}/steps-on-kernels/products-2",
     WHOLE_LAYERS: f"{H200}/steps-on-kernels/whole",
+    WHOLE_AGAIN: f"{H200}/steps-on-kernels/whole/again",
     LONG_ROUNDS: f"{H200}/steps-on-kernels/replayed-3",
     WITH_SPLIT: f"{H200}/steps-on-kernels/products-3",
 }
