@@ -7,6 +7,7 @@ compiled first (`ahead`).
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LEAST_TRACES = 4  # fewer traces take less time than starting processes
+LEAST_BESIDE = 12  # where this process has torch at hand, and has made six by the time that two others have begun
 LEAST_BATCHES = 3  # of one model, neither shipped nor cached; fewer are each traced directly
 PROCESSES = 8
 
@@ -62,7 +64,7 @@ def prefetched(
         traces |= {key: source for key, source in needed.items() if not is_at_hand(*source)}
     with ExitStack() as stack:
         futures: dict[str, Future[None]] = {}
-        if len(traces) >= LEAST_TRACES:
+        if len(traces) >= (LEAST_BESIDE if "torch" in sys.modules else LEAST_TRACES):
             import multiprocessing  # takes 15 ms together with the pool, which a single forecast does not need
             from concurrent.futures import ProcessPoolExecutor
 
