@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LEAST_TRACES = 4  # fewer traces take less time than starting processes
-LEAST_BESIDE = 12  # where this process has torch at hand, and has made six by the time that two others have begun
+IMPORT_TRACES = 5  # that a process makes while another one imports torch and transformers
 LEAST_BATCHES = 3  # of one model, neither shipped nor cached; fewer are each traced directly
 PROCESSES = 8
 
@@ -64,11 +64,13 @@ def prefetched(
         traces |= {key: source for key, source in needed.items() if not is_at_hand(*source)}
     with ExitStack() as stack:
         futures: dict[str, Future[None]] = {}
-        if len(traces) >= (LEAST_BESIDE if "torch" in sys.modules else LEAST_TRACES):
+        count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
+        # where this process has imported torch already it begins at once
+        is_ahead = "torch" in sys.modules and len(traces) <= IMPORT_TRACES + len(traces) / count
+        if len(traces) >= LEAST_TRACES and not is_ahead:
             import multiprocessing  # takes 15 ms together with the pool, which a single forecast does not need
             from concurrent.futures import ProcessPoolExecutor
 
-            count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
             spawning = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(count, spawning, initializer=end_with_parent, initargs=(os.getpid(),))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
