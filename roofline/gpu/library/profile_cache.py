@@ -66,8 +66,11 @@ def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Pro
         path = folder() / f"{_key(name, sources)}.pickle"
     except OSError:  # `make` says what is missing
         return make()
-    for known in _loaded:
+    for i, known in enumerate(_loaded):
         if known.path == path:
+            return known.profile
+        if known.path.name == path.name:  # of the same content, and the user's cache is another folder now
+            _loaded[i] = _Known(known.profile, path, -1)
             return known.profile
     profile = _read(path)
     count = -1  # not kept yet

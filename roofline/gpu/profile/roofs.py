@@ -105,7 +105,7 @@ class Point:
         return isinstance(self.variant, GemmVariant) and not self.variant.is_aligned
 
     def to_json(self) -> dict[str, Any]:
-        record = asdict(self) | {"variant": str(self.variant), "class": self.op_class, "dtype": self.dtype}
+        record = vars(self) | {"variant": str(self.variant), "class": self.op_class, "dtype": self.dtype}
         del record["op_class"], record["features"]
         return record
 

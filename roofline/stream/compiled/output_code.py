@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -44,10 +45,21 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "bias_addmm", "_mm_plus_mm", "_int
 _NO_LAUNCH = ("assert_alignment", "run_intermediate_hooks", "check_memory_step")
 
 
+@lru_cache(maxsize=16)  # a forecast asks several times for those of the same few texts, seconds each
 def read_output_code(text: str) -> tuple[Graph, ...]:
     """The graphs of a step, in the order in which they were compiled. `text`: inductor's output code of each, between
     them a line "# ---- graph N". Raises UnreadableCodeError, with the statement, for what is not known."""
     return tuple(_read_graph(part) for part in GRAPH_MARK.split(text) if part.strip())
+
+
+_Sizes = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=8192)
+def _costs_of(source: str, numels: _Sizes, sizes: _Sizes) -> tuple[Mapping[str, tuple[int, int]], Work]:
+    """What a kernel moves and computes, by its source: `moved_bytes` and `work_of`."""
+    kernel = read_kernel(source)
+    return moved_bytes(kernel, dict(numels), dict(sizes)), work_of(kernel, dict(numels))
 
 
 def is_forward(text: str) -> bool:
@@ -187,7 +199,6 @@ class _Reader:
         self.inputs: list[str] = []
         self.input_tensors: dict[str, Operand] = {}
         self.launches: list[Launch] = []
-        self.known: dict[tuple[object, ...], tuple[dict[str, tuple[int, int]], Work]] = {}
         self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
         self.results: tuple[Operand | None, ...] = ()
@@ -309,10 +320,8 @@ class _Reader:
                 sizes[parameter] = max(prod(tensor.shape), extent(tensor)) if tensor is not None else _UNBOUNDED
             elif parameter.endswith("numel"):
                 numels[parameter] = self._number(argument, node)
-        again = name, tuple(numels.items()), tuple(sizes.items())  # layers launch the same kernel at the same sizes
-        if again not in self.known:
-            self.known[again] = moved_bytes(kernel, numels, sizes), work_of(kernel, numels)
-        moved, work = self.known[again]
+        # layers launch the same kernel at the same sizes, and so do other depths of the model
+        moved, work = _costs_of(self.kernels[name], tuple(numels.items()), tuple(sizes.items()))
         touches = [Touch(buffers[parameter], *both) for parameter, both in moved.items()]
         launch = Launch(
             kernel.kind, kernel.name, sum(one.read for one in touches), sum(one.written for one in touches),

@@ -7,6 +7,7 @@ compiled first (`ahead`).
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LEAST_TRACES = 4  # fewer traces take less time than starting processes
+IMPORT_TRACES = 5  # that a process makes while another one imports torch and transformers
 LEAST_BATCHES = 3  # of one model, neither shipped nor cached; fewer are each traced directly
 PROCESSES = 8
 
@@ -62,11 +64,13 @@ def prefetched(
         traces |= {key: source for key, source in needed.items() if not is_at_hand(*source)}
     with ExitStack() as stack:
         futures: dict[str, Future[None]] = {}
-        if len(traces) >= LEAST_TRACES:
+        count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
+        # where this process has imported torch already it begins at once
+        is_ahead = "torch" in sys.modules and len(traces) <= IMPORT_TRACES + len(traces) / count
+        if len(traces) >= LEAST_TRACES and not is_ahead:
             import multiprocessing  # takes 15 ms together with the pool, which a single forecast does not need
             from concurrent.futures import ProcessPoolExecutor
 
-            count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
             spawning = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(count, spawning, initializer=end_with_parent, initargs=(os.getpid(),))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)

@@ -34,7 +34,7 @@ from flopcast.roofline.stream.tracer.gpu_machine import check_index, cuda_device
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.known_values import learn
 from flopcast.roofline.stream.tracer.lanes import wraps
-from flopcast.roofline.stream.tracer.recorder import flatten
+from flopcast.roofline.stream.tracer.recorder import DEVICE_OF, fake_device, flatten, is_on_processor
 from flopcast.roofline.stream.tracer.unmodelled import check_call
 from flopcast.roofline.stream.tracer.user_code import users_line
 
@@ -260,6 +260,8 @@ class FakeValues(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_OF and is_on_processor(args[0]):
+            return fake_device(args[0])
         if wraps(types):
             return NotImplemented
         if time.process_time() > self.ends:

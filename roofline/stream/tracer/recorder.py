@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,6 +47,9 @@ _SYNCS = {
 # Bookkeeping calls, which launch nothing and cost almost nothing. So does making a tensor without elements: torch 2.11
 # makes two for each layer that it checkpoints, outside the layer.
 _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes an encoder at each call
+# What torch asks of a fake tensor twice and more a call.
+DEVICE_OF = torch.ops.prim.device.default
 # Operators that are recorded as the calls that a function makes of them.
 COMPOSED: dict[Any, Callable[..., Any]] = {}
 
@@ -165,6 +169,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_OF and is_on_processor(args[0]):
+            return fake_device(args[0])
         if wraps(types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -267,8 +273,8 @@ class Recorder(TorchDispatchMode):
                 inputs=tuple(inputs),
                 outputs=tuple(new),
                 written=tuple(written),
-                args=json.dumps(encoded_args, separators=(",", ":")),
-                kwargs=json.dumps(encoded_kwargs, separators=(",", ":")),
+                args=_to_json(encoded_args),
+                kwargs=_to_json(encoded_kwargs),
                 layer=layer,
                 module=module,
                 kind=kind,
@@ -336,6 +342,18 @@ def _encode_scalar(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return {"o": type(value).__name__}
+
+
+def is_on_processor(tensor: Any) -> bool:
+    """Whether a tensor is a fake one of the CPU's. Others, as where compiled steps are traced, have modes of their own
+    that answer for them."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cpu"
+
+
+def fake_device(tensor: FakeTensor) -> torch.device:
+    """What a fake tensor's mode answers to `DEVICE_OF`; to go through all modes takes a sixth of a trace's time."""
+    found: torch.device = torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+    return found
 
 
 def flatten(value: Any) -> Iterator[Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor.fx_passes import pad_mm
 
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.settings import Recipe
@@ -15,6 +14,8 @@ from flopcast.roofline.stream.model.models import make_config
 
 
 def test_products_are_timed_alone_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.fx_passes import pad_mm  # a second, which no other process is to spend on collecting this
+
     alone: list[bool] = []
 
     def timed(*given: Any) -> bool:

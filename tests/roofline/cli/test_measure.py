@@ -25,6 +25,7 @@ from flopcast.microbench.records import records
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import Identity, identity
 from flopcast.microbench.steps import run as run_steps
+from flopcast.roofline.cli import app
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import make_config
@@ -332,10 +333,24 @@ VAST = replace(TINY, name="vast", config={**make_config(**RUN), "vocab_size": 10
 ODD = replace(TINY, name="odd", config={**make_config(**RUN), "model_type": "no-such-model"})
 
 
+@pytest.fixture(scope="module")
+def fitted(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `fit` makes of the bench, once for all that ask for no more than a profile."""
+    folder = Path(shutil.copytree(bench.folder, tmp_path_factory.mktemp("fitted") / "measured"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiles, "user_folder", lambda: folder / "profiles")
+        patch.setattr(sys, "argv", ["flopcast", "fit", str(folder)])
+        with pytest.raises(SystemExit) as left:
+            app.main()
+    assert not left.value.code
+    return folder
+
+
 @pytest.fixture
-def profile(flopcast: Command, measured: Path) -> Path:
-    assert flopcast("fit", measured).code == 0
-    return measured / "profile.json.gz"
+def profile(fitted: Path, measured: Path) -> Path:
+    """The bench's profile, beside its measurements and in the user's folder, as `fit` leaves it."""
+    shutil.copytree(fitted / "profiles", profiles.user_folder())
+    return Path(shutil.copy(fitted / "profile.json.gz", measured))
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from flopcast.kernels.shapes import Call, Gemm
@@ -15,7 +17,8 @@ from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 from studies.suites.beside import convolution, drawn_beside, layer_norm, product_of_4_bits
 
-STANDARD = suites.load("standard")
+shipped = cache(suites.load)  # each read once for all tests
+STANDARD = shipped("standard")
 
 
 def kinds(cases: list[SuiteCase]) -> set[tuple[str, str]]:
@@ -24,7 +27,7 @@ def kinds(cases: list[SuiteCase]) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", [INFERENCE, FINE_TUNE, IMAGES])
 def test_what_is_held_out_is_not_fitted(name: str) -> None:
-    cases = suites.load(name)
+    cases = shipped(name)
     assert len({(case.shape.key, case.cache) for case in cases}) == len(cases)
     fit, holdout = ({case.shape for case in cases if case.role == role} for role in ("fit", "holdout"))
     assert fit.isdisjoint(holdout)
@@ -41,7 +44,7 @@ def test_what_is_held_out_is_not_fitted(name: str) -> None:
     ],
 )
 def test_every_kernel_of_such_a_step_is_of_a_measured_kind(name: str, run: dict[str, object]) -> None:
-    known = kinds(suites.load(name)) | kinds(STANDARD)
+    known = kinds(shipped(name)) | kinds(STANDARD)
     asked = Run(batch=3, **run)  # type: ignore[arg-type]
     stream = get_stream(make_config(width=1024, depth=2), asked.traced_on("cuda"))
     works = [work for work in describe_ops(stream) if work is not None]
@@ -50,7 +53,7 @@ def test_every_kernel_of_such_a_step_is_of_a_measured_kind(name: str, run: dict[
 
 
 def test_decodes_are_measured_from_one_row_to_many_and_over_long_caches() -> None:
-    fitted = [case.shape for case in suites.load(INFERENCE) if case.role == "fit"]
+    fitted = [case.shape for case in shipped(INFERENCE) if case.role == "fit"]
     rows = {shape.m for shape in fitted if isinstance(shape, Gemm)}
     assert min(rows) == 1
     assert max(rows) > 64
@@ -61,7 +64,7 @@ def test_decodes_are_measured_from_one_row_to_many_and_over_long_caches() -> Non
 
 @pytest.mark.parametrize("weights", QUANTISED)
 def test_products_of_weights_of_few_bits_are_measured_with_the_casts_around_them(weights: str) -> None:
-    known = kinds(suites.load(INFERENCE)) | kinds(STANDARD)
+    known = kinds(shipped(INFERENCE)) | kinds(STANDARD)
     for phase in ("prefill", "decode"):
         run = Run(batch=3, phase=phase, context=640, precision="bf16", base_dtype=weights)
         stream = get_stream(make_config(width=1024, depth=2), run.traced_on("cuda"))
@@ -77,7 +80,7 @@ def test_a_product_of_4_bits_is_drawn_as_it_is_traced() -> None:
 
 
 def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_either_way() -> None:
-    cases = suites.load(IMAGES)
+    cases = shipped(IMAGES)
     drawn = drawn_beside(IMAGES)
     begin = cases.index(drawn[0])
     traced = {case.shape for case in cases[:begin]}
@@ -94,7 +97,7 @@ def test_layer_norms_are_drawn_as_they_are_traced_and_of_rows_that_torch_sums_ei
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_convolutions_are_drawn_as_they_are_traced(is_backward: bool) -> None:
     drawn = [case.shape for case in drawn_beside(IMAGES)]
-    cases = suites.load(IMAGES)
+    cases = shipped(IMAGES)
     traced = {case.shape for case in cases[: [case.shape for case in cases].index(drawn[0])]}
     assert convolution(32, 5, 576, 160, 1, 1, True, is_backward) in traced
     assert convolution(32, 5, 512, 512, 3, 1, False, is_backward) in traced
@@ -108,7 +111,7 @@ def test_convolutions_are_drawn_as_they_are_traced(is_backward: bool) -> None:
 def test_a_size_is_fitted_or_held_out() -> None:
     """Of all convolutions, however they came into the suite."""
     roles: dict[tuple[str, str], set[str]] = {}
-    for case in suites.load(IMAGES):
+    for case in shipped(IMAGES):
         roles.setdefault((case.shape.key, case.cache), set()).add(case.role)
     assert all(len(found) == 1 for found in roles.values())
 
@@ -121,4 +124,4 @@ def test_products_of_experts_have_every_layout_and_few_rows() -> None:
     rows = [shape.k if shape.layout == "tn" else shape.m for shape in drawn]
     assert min(rows) < 16
     assert max(rows) > 2048
-    assert set(drawn) <= {case.shape for case in suites.load(PRECISIONS)}
+    assert set(drawn) <= {case.shape for case in shipped(PRECISIONS)}

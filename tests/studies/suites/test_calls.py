@@ -1,6 +1,7 @@
 """Calls made longer, shorter or deeper than recorded: the same kernel, and a call that torch can make."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.stream.lowering.describe import describe
 from studies.suites.calls import PLANS, call_cases, deepened, made_from, scaled, spread
+
+shipped = cache(suites.load)  # read once for all tests
 
 
 def rows(*shape: int, dtype: str = "fp32") -> Operand:
@@ -66,7 +69,7 @@ def test_a_loss_keeps_a_target_a_row() -> None:
 
 def test_the_loss_is_held_out_too() -> None:
     """The sizes of a step's loss are the same for every width: what judges it are those between."""
-    held = [case for case in suites.load("standard") if case.role == "holdout"]
+    held = [case for case in shipped("standard") if case.role == "holdout"]
     classes = {describe(case.shape).op_class for case in held}
     assert classes >= {"gemm", "attention", "pointwise", "copy", "reduction", "loss", "optimizer", "embedding"}
 
@@ -101,7 +104,7 @@ def test_spread_takes_both_ends_and_what_lies_far_between() -> None:
 @pytest.mark.parametrize("role", ["fit", "holdout"])
 def test_every_made_call_of_the_suite_can_be_made(role: str) -> None:
     """On fake tensors, from the calls of the shipped suite; two of each variant."""
-    recorded = [describe(case.shape) for case in suites.load("standard") if isinstance(case.shape, Call)]
+    recorded = [describe(case.shape) for case in shipped("standard") if isinstance(case.shape, Call)]
     made: dict[str, list[Call]] = {}
     for work in recorded:
         for call in made_from(work, role):
@@ -119,7 +122,7 @@ def test_every_made_call_of_the_suite_can_be_made(role: str) -> None:
 
 
 def test_fit_and_holdout_have_no_call_in_common() -> None:
-    cases = [case for case in suites.load("standard") if isinstance(case.shape, Call)]
+    cases = [case for case in shipped("standard") if isinstance(case.shape, Call)]
     works = [describe(case.shape) for case in dict.fromkeys(cases)]
     fit = call_cases(works, PLANS["standard", "fit"], "fit")
     held = call_cases(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from studies.suites.gemms import GemmPlan
 from studies.suites.plans import PLANS, Plan, RolePlan, Source
 
 SUITES = tuple(PLANS)
+shipped = cache(suites.load)  # each read once for all tests
 REPORT = Path(__file__).resolve().parents[3] / "reports" / "nvidia-h200" / "measurements" / "gpu0"
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_shipped_suites_follow_their_plans(name: str) -> None:
-    plan, cases = PLANS[name], suites.load(name)
+    plan, cases = PLANS[name], shipped(name)
     measurements = {(c.shape.key, c.backend, c.cache) for c in cases}
     assert len(measurements) == len(cases), "nothing is measured twice"
     assert {case.cache for case in cases} == set(plan.caches)
@@ -57,9 +59,9 @@ def test_shipped_suites_follow_their_plans(name: str) -> None:
 @pytest.mark.parametrize(("name", "most"), [("quick", 60), ("standard", 360), ("full", 1200)])
 def test_suites_take_the_time_they_may(name: str, most: float) -> None:
     """Seconds on an H200, host calibration and ceilings included."""
-    found = durations(suites.load(name), find_profile("nvidia-h200"))
+    found = durations(shipped(name), find_profile("nvidia-h200"))
     assert sum(size.seconds for size in found) + FIXED_SECONDS <= most
-    assert sum(size.cases for size in found) == len(suites.load(name))
+    assert sum(size.cases for size in found) == len(shipped(name))
 
 
 def test_the_estimate_is_what_a_measured_suite_took() -> None:
@@ -73,7 +75,7 @@ def test_the_estimate_is_what_a_measured_suite_took() -> None:
 
 def test_widths_beside_multiples_and_all_token_counts_are_measured() -> None:
     for name in ("standard", "full"):
-        fit = [c.shape for c in suites.load(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
+        fit = [c.shape for c in shipped(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
         sides = {side % 64 for shape in fit for side in (shape.n, shape.k)}
         assert {1, 8, 56, 63} <= sides
         tokens = [shape.k if shape.layout == "tn" else shape.m for shape in fit]
@@ -97,7 +99,7 @@ def test_steps_that_judge_are_no_source() -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_no_holdout_shape_is_fitted(name: str) -> None:
-    cases = suites.load(name)
+    cases = shipped(name)
     fit = {case.shape.key for case in cases if case.role == "fit"}
     held = {case.shape.key for case in cases if case.role == "holdout"}
     assert fit
@@ -113,7 +115,7 @@ checked: set[tuple[str, str]] = set()  # suites share most of their kinds of cal
 @pytest.mark.parametrize("name", SUITES)
 def test_a_call_of_each_kind_can_be_made_again_and_gives_what_was_recorded(name: str) -> None:
     """On fake tensors: the recorded arguments fit the operator, results have the recorded sizes, strides and dtypes."""
-    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in suites.load(name) if isinstance(c.shape, Call)}
+    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in shipped(name) if isinstance(c.shape, Call)}
     assert len(kinds) > 50
     calls = [call for kind, call in kinds.items() if kind not in checked and call.op not in CUDA_ONLY]
     checked.update(kinds)
@@ -137,7 +139,7 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
     lookups = ("embedding", "index", "gather", "scatter", "nll_loss", "take")
     calls = {
         c.shape.op: c.shape
-        for c in sorted(suites.load(name), key=lambda c: -c.shape.bytes)
+        for c in sorted(shipped(name), key=lambda c: -c.shape.bytes)
         if isinstance(c.shape, Call) and c.shape.op.split(".")[1].startswith(lookups)
     }
     assert len(calls) >= 4
@@ -149,7 +151,7 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
 @pytest.mark.parametrize("name", SUITES)
 def test_hot_cases_fit_the_cache_and_none_is_too_large(name: str) -> None:
     plan = PLANS[name]
-    for case in suites.load(name):
+    for case in shipped(name):
         work = describe(case.shape)
         assert work.bytes <= 1.2 * plan.fit.calls.largest or not isinstance(case.shape, Call)
         assert case.cache == "cold" or work.bytes <= 1.2 * HOT_BYTES
@@ -200,7 +202,7 @@ def test_a_suite_built_now(tmp_path: Path) -> None:
 
 
 def test_saved_suites_are_loaded_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = suites.load("quick")
+    cases = shipped("quick")
     folder = tmp_path / "data" / "suites"
     folder.mkdir(parents=True)
     suites.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from math import hypot
 
 import numpy as np
@@ -71,11 +72,14 @@ def drawn(variant: str, count: int, seed: int) -> list[Work]:
     ]  # fmt: skip
 
 
+KEYS = [SurfaceKey.parse(f"torch/conv/{variant}/cold") for variant in VARIANTS]
+
+
+@cache  # not while tests are collected, which every process does
 def surfaces() -> dict[SurfaceKey, Surface]:
     found = {}
-    for variant in VARIANTS:
+    for variant, key in zip(VARIANTS, KEYS, strict=True):
         works = drawn(variant, 8, 3)
-        key = SurfaceKey.parse(f"torch/conv/{variant}/cold")
         seconds = np.array([seconds_of(variant, work) for work in works])
         features, bytes_, flops = (
             np.array(column, float) for column in zip(*((w.features, w.bytes, w.flops) for w in works), strict=True)
@@ -87,13 +91,10 @@ def surfaces() -> dict[SurfaceKey, Surface]:
     return found
 
 
-SURFACES = surfaces()
-
-
-@pytest.mark.parametrize("key", SURFACES, ids=str)
+@pytest.mark.parametrize("key", KEYS, ids=str)
 def test_new_sizes_are_told_within_a_seventh(key: SurfaceKey) -> None:
     works = drawn(str(key.variant), 4, 8)
-    found = SURFACES[key].predict(*arrays_of(works))
+    found = surfaces()[key].predict(*arrays_of(works))
     assert found.seconds == pytest.approx([seconds_of(str(key), work) for work in works], rel=0.12)
 
 
@@ -115,7 +116,7 @@ def test_more_images_never_take_less(name: str, layout: str) -> None:
 
 def test_a_kind_that_was_not_measured_is_told_by_its_relatives() -> None:
     numbers = {"kernel_floor": Number(FLOOR, FLOOR, FLOOR, "measured")}
-    known = {key: surface for key, surface in SURFACES.items() if "dense" not in str(key)}
+    known = {key: surface for key, surface in surfaces().items() if "dense" not in str(key)}
     profile = Profile("g", "measured", {"type": "cuda"}, {}, numbers, known)
     work = describe(convolution(64, 256, 256, 14, 3))
     assert str(work.variant) == "fwd/bf16/nchw/dense"

@@ -17,7 +17,7 @@ from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params, with_depth
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.collectives import collectives
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.op_stream import FOLDED_PARALLEL, Stream
 from flopcast.roofline.stream.ops.to_buckets import to_buckets, with_buckets
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
@@ -49,12 +49,12 @@ def calls(stream: Stream) -> list[tuple[Any, ...]]:
     ("layout", "accumulate"), [("hsdp=2x2", 1), ("tp=2", 1), ("tp=2,fsdp=2", 1), ("cp=2,fsdp=2", 2)]
 )  # and in test_trace_rank.py fsdp and ddp
 def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str, accumulate: int) -> None:
-    traced = asked(layout, accumulate=accumulate)
-    stream = get_stream(CONFIG, traced)
-    assert stream.depth == 6
-    assert stream.n_params == n_params(CONFIG)
+    traced, deep = asked(layout, accumulate=accumulate), with_depth(CONFIG, FOLDED_PARALLEL + 1)
+    stream = get_stream(deep, traced)
+    assert stream.depth == FOLDED_PARALLEL + 1
+    assert stream.n_params == n_params(deep)
     assert collectives(stream)
-    assert calls(stream) == calls(trace_now(CONFIG, traced))
+    assert calls(stream) == calls(trace_now(deep, traced))
 
 
 @pytest.mark.parametrize(("layout", "rank"), [("fsdp=2,pp=2", 0), ("ddp=2,pp=2", 2)])
@@ -125,8 +125,8 @@ def test_a_rank_is_traced_once(layout: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_batch_of_a_rank_is_varied() -> None:
-    varied = asked("fsdp=2", batch=7)
-    assert calls(get_stream(CONFIG, varied, vary="batch")) == calls(trace_now(CONFIG, varied))
+    varied, few = asked("fsdp=2", batch=7), with_depth(CONFIG, 3)
+    assert calls(get_stream(few, varied, vary="batch")) == calls(trace_now(few, varied))
 
 
 def test_steps_of_one_gpu_keep_their_keys() -> None:

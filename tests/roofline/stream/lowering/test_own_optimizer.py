@@ -208,10 +208,11 @@ def test_a_users_own_step_with_it_is_traced() -> None:
 
 
 def test_explain_names_it_where_a_step_clips(tiny: Mapping[str, Any], traced: Tracing, profile: Profile) -> None:
+    one_layer = {**tiny, "num_hidden_layers": 1}  # whose alternatives are all traced
     for clip, optimizer, is_named in ((1.0, "adamw", True), (1.0, "adamw-fused", True), (0.0, "adamw", False)):
         run = Run(batch=2, seq=32, optimizer=optimizer, clip=clip)
-        step = PricedStep(traced(tiny, optimizer=optimizer, clip=clip), run, profile)
-        named = {one.name: one for one in advise(step, config=tiny, trace=is_named)}
+        step = PricedStep(traced(one_layer, optimizer=optimizer, clip=clip), run, profile)
+        named = {one.name: one for one in advise(step, config=one_layer, trace=is_named)}
         assert ("clipping inside AdamW" in named) == is_named
         if is_named:
             assert named["clipping inside AdamW"].kind == "forecast"

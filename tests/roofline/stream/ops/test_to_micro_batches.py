@@ -81,12 +81,14 @@ def test_what_runs_several_times_is_simulated_as_if_written_out(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"checkpoint": "full"}, {"optimizer": "adamw-fused"}, {"fused": "triton"}], ids=str
-)
+    ("depth", "options"),
+    [(3, {}), (1, {"checkpoint": "full"}), (1, {"optimizer": "adamw-fused"}), (1, {"fused": "triton"})],
+    ids=str,
+)  # layers once: what micro-batches repeat is all of them
 def test_many_micro_batches_are_as_all_of_them_traced(
-    tiny: dict[str, Any], profile: Profile, options: dict[str, str]
+    tiny: dict[str, Any], profile: Profile, depth: int, options: dict[str, str]
 ) -> None:
-    run = replace(RUN, accumulate=TRACED + 2, **options)
+    run, tiny = replace(RUN, accumulate=TRACED + 2, **options), {**tiny, "num_hidden_layers": depth}
     every = trace_now(tiny, traced_of(run, profile))
     short = get_stream(tiny, traced_of(run, profile))
     assert len(short.ops) < len(every.ops)
