@@ -22,6 +22,7 @@ REPORT = ROOT / "reports" / SOURCE
 SUITES = {
     "fine-tune": "Fine-tuning and optimizers",
     "inference": "Calls of inference, in bf16",
+    "quantised": "Calls of inference on weights of 8 and 4 bits",
     "images": "Image models",
     "bitsandbytes": "QLoRA and AdamW in 8 bits, by bitsandbytes",
     "precisions": "Steps in fp32, tf32, fp16 and bf16",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.stream.model.models import (
     CPU_BATCH,
     CPU_SEQ,
@@ -27,13 +28,16 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
 FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
 BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed
+OF_FEW_BITS = "quantised"  # calls of inference on weights of 8 and 4 bits
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
 WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layers are whole
 
 OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
-SUITES = ("quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, IMAGES, PRECISIONS, BITSANDBYTES)
+SUITES = (
+    "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, PRECISIONS, BITSANDBYTES,
+)  # fmt: skip
 
 # A mixture of 16 experts, two a token, of a compiled suite's steps.
 FEW_EXPERTS: dict[str, Any] = load_config("qwen3-moe") | {
@@ -60,9 +64,9 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers,
     "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
-    than AdamW, "inference" for calls without a backward, "images" for image models, "precisions" for fp32, tf32, fp16
-    and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits. Of `mode` "compile" or "compile-graphs": compiled
-    steps, of "inference" its calls compiled."""
+    than AdamW, "inference" for calls without a backward, "quantised" for those on weights of 8 and 4 bits, "images" for
+    image models, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
+    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" its calls compiled."""
     if mode != "eager" and name == INFERENCE:
         return [replace(plan, mode=mode) for plan in _inference()]
     if mode != "eager":
@@ -90,6 +94,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _fine_tuned()
     if name == INFERENCE:
         return _inference()
+    if name == OF_FEW_BITS:
+        return _quantised()
     if name == IMAGES:
         return _images()
     if name == PRECISIONS:
@@ -313,6 +319,22 @@ def _inference() -> list[StepPlan]:
         for phase, calls in (("decode", decodes), ("prefill", prefills))
         for name, sizes in calls.items()
         for batch, context in sizes
+    ]
+
+
+def _quantised() -> list[StepPlan]:
+    """Calls on weights of 8 and 4 bits: the same of each kind, chosen before any was measured."""
+    of_each = [
+        ("decode", "qwen3-0.6b", 16, 2048), ("decode", "llama-3.2-1b", 8, 512), ("decode", "qwen3-4b", 4, 2048),
+        ("prefill", "llama-3.2-1b", 8, 1024), ("prefill", "qwen3-4b", 1, 2048),
+    ]  # fmt: skip
+    calls = [(weights, *call) for call in of_each for weights in QUANTISED]
+    calls += [(weights, "decode", "qwen3-8b", 1, 1024) for weights in ("int8", "int4")]
+    return [
+        _shipped(
+            name, batch=batch, precision="bf16", base_dtype=weights, phase=phase, context=context, group=OF_FEW_BITS
+        )
+        for weights, phase, name, batch, context in calls
     ]
 
 
