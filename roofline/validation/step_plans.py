@@ -330,6 +330,9 @@ def _quantised() -> list[StepPlan]:
     ]  # fmt: skip
     calls = [(weights, *call) for call in of_each for weights in QUANTISED]
     calls += [(weights, "decode", "qwen3-8b", 1, 1024) for weights in ("int8", "int4")]
+    # added when the prefills in int4 had been looked at
+    calls += [("int4", "prefill", "qwen3-0.6b", 8, 1024), ("int4", "prefill", "qwen3-8b", 1, 4096)]
+    calls += [("int4", "prefill", "llama-3.2-1b", 2, 1024), ("fp8", "prefill", "qwen3-8b", 1, 4096)]
     return [
         _shipped(
             name, batch=batch, precision="bf16", base_dtype=weights, phase=phase, context=context, group=OF_FEW_BITS

@@ -154,6 +154,10 @@ PACKED = {"fit": 80, "holdout": 25}
 MOST_PACKED_FLOPS = 2 * 10**11
 # And more of those whose ninth in ten was 12 to 27% off with these: of seeds of their own (MORE_SEEDS).
 MORE_PACKED = {"fit": {"fp8": 100, "int4": 200}, "holdout": {"fp8": 25, "int4": 50}}
+# Of int4 and a prefill's many rows, of which the kernel unpacks the weights again and again: real ones took half as long
+# again as they were forecast.
+LONG_ROWS, LONG = (1024, 16384), {"fit": 50, "holdout": 14}
+MOST_LONG_FLOPS = 6 * 10**11
 # Random products of each dtype and layout, by role: half as many points as bf16 needs for 4% at the median.
 BY_DTYPE = {"fit": {"fp32": 28, "tf32": 28, "fp16": 16}, "holdout": {"fp32": 14, "tf32": 14, "fp16": 7}}
 # And more of those that were further off than bf16 with these, of seeds of their own.
@@ -265,6 +269,7 @@ def drawn_beside(name: str) -> list[SuiteCase]:
                 *_attentions(random.Random(seed), MORE_ATTENTIONS[role], calls),
                 *_masked(random.Random(seed), MORE_MASKED[role], calls),
                 *_packed(random.Random(seed), MORE_PACKED[role], packed),
+                *_unpacked_again(random.Random(seed), LONG[role], packed),
             )
             for case in _cold_and_hot(shape, role)
         ]
@@ -364,6 +369,20 @@ def _packed(rng: random.Random, counts: Mapping[str, int], taken: set[Gemm | Cal
         for weights, draw in draws.items()
         for shape in distinct(partial(first, draw, is_short), taken, counts[weights])
     ]
+
+
+def _unpacked_again(rng: random.Random, count: int, taken: set[Gemm | Call]) -> list[Gemm | Call]:
+    """Random products of many rows with weights in int4."""
+
+    def draw() -> Gemm | Call:
+        low, high = LONG_ROWS
+        rows = round(low * (high / low) ** rng.random() / 64) * 64
+        width = rng.choice(WIDTHS)
+        other = max(128, round(width * rng.choice(RATIOS) / 128) * 128)
+        return product_of_4_bits(rows, *((other, width) if rng.random() < 0.5 else (width, other)))
+
+    is_short = partial(first, draw, lambda shape: describe(shape).flops <= MOST_LONG_FLOPS)
+    return list(distinct(is_short, taken, count))
 
 
 def product_of_4_bits(m: int, n: int, k: int) -> Call:
