@@ -154,8 +154,8 @@ PACKED = {"fit": 80, "holdout": 25}
 MOST_PACKED_FLOPS = 2 * 10**11
 # And more of those whose ninth in ten was 12 to 27% off with these: of seeds of their own (MORE_SEEDS).
 MORE_PACKED = {"fit": {"fp8": 100, "int4": 200}, "holdout": {"fp8": 25, "int4": 50}}
-# Of int4 and a prefill's many rows, of which the kernel unpacks the weights again and again: real ones took half as long
-# again as they were forecast.
+# Of int4 and a prefill's many rows, for which the kernel unpacks the weights again and again: real ones took half as
+# long again as they were forecast.
 LONG_ROWS, LONG = (1024, 16384), {"fit": 50, "holdout": 14}
 MOST_LONG_FLOPS = 6 * 10**11
 # Random products of each dtype and layout, by role: half as many points as bf16 needs for 4% at the median.
