@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
@@ -85,6 +87,26 @@ def test_compiled_decodes_are_as_far_off_as_the_guide_says() -> None:
     (bound_by_device,) = (row for row in rows if row["bound"] != "host")
     assert abs(float(bound_by_device["step_error"])) < 0.056
     assert max(errors(rows, "step_error_profile_host")) < 0.62
+
+
+def test_calls_on_weights_of_few_bits_are_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("quantised")
+    assert len(rows) == 21
+    by_kind = {
+        kind: errors([row for row in rows if (row["phase"], row["base_dtype"]) == kind], "device_error")
+        for kind in itertools.product(("decode", "prefill"), QUANTISED)
+    }
+    bounds = {
+        ("decode", "fp8"): (0.04, 0.067), ("decode", "int8"): (0.027, 0.031), ("decode", "int4"): (0.0125, 0.038),
+        ("prefill", "fp8"): (0.0245, 0.026), ("prefill", "int8"): (0.004, 0.005), ("prefill", "int4"): (0.09, 0.12),
+    }  # fmt: skip
+    for kind, (middle, worst) in bounds.items():
+        assert median(by_kind[kind]) < middle, kind
+        assert max(by_kind[kind]) < worst, kind
+    assert max(errors(rows, "peak_error")) < 0.0255
+    host_bound = errors([row for row in rows if row["bound"] == "host"], "step_error_profile_host")
+    assert len(host_bound) == 13
+    assert median(host_bound) < 0.14
 
 
 def test_a_summary_sets_what_was_timed_once_apart() -> None:
