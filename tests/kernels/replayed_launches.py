@@ -111,7 +111,7 @@ def seen(call: Callable[[], Any], operands: tuple[Any, ...]) -> tuple[list[Any],
             return told(value.data_ptr())
         if isinstance(value, tuple | list):
             return [told(x) for x in value]
-        if isinstance(value, int) and value > 1 << 40:
+        if isinstance(value, int) and value > 1 << 24:  # an address: sizes are smaller, heaps may begin below 2**40
             return names.setdefault(value, f"new {len(names)}")
         if not isinstance(value, int | float | str | bytes | bool | None):
             return repr(value) if type(value).__module__.startswith("triton") else type(value).__name__
