@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -20,6 +20,7 @@ from flopcast.roofline.stream.lowering.grouped import Groups, uneven_groups
 from studies.command import parser_of
 from studies.experts.measure import CASES, FOLDER, Case, Measured, load
 from studies.markdown import table
+from studies.suites.gemms import layer
 
 WAYS = ("balanced", "by the imbalance", "by each layer's loads")
 
@@ -70,11 +71,11 @@ def products_of(case: Case, loads: Iterable[float]) -> list[Gemm]:
     and that of the weight. Of an expert without a token nothing runs."""
     hidden, inner = case.config["hidden_size"], case.config["moe_intermediate_size"]
     return [
-        Gemm(m=m, n=n, k=k, layout=layout, dtype="fp32")
+        replace(layer(layout, rows, into, out), dtype="fp32")
         for rows in map(round, loads)
         if rows
         for out, into in ((2 * inner, hidden), (hidden, inner))
-        for layout, m, n, k in (("nt", rows, out, into), ("nn", rows, into, out), ("tn", out, into, rows))
+        for layout in ("nt", "nn", "tn")
     ]
 
 

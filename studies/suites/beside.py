@@ -150,6 +150,7 @@ NEAR_1024, SUMS_OF_1024 = (960, 1024, 1024, 1024, 1088), (768, 896, 1024, 1280, 
 OF_1024_COLUMNS = {"fit": 36, "holdout": 12}
 # Of weights of few bits, of each kind: a prefill's rows too, up to so many FLOPs.
 MANY_ROWS = (256, 512, 1024, 2048, 4096)
+QUANTISED_PRODUCTS = ("fp8", "int4")
 PACKED = {"fit": 80, "holdout": 25}
 MOST_PACKED_FLOPS = 2 * 10**11
 # And more of those whose ninth in ten was 12 to 27% off with these: of seeds of their own (MORE_SEEDS).
@@ -344,16 +345,18 @@ def _reductions(sources: Sequence[Source]) -> list[Call]:
     ]
 
 
-QUANTISED_PRODUCTS = ("fp8", "int4")
+def _sides(rng: random.Random) -> tuple[int, int]:
+    """Random results and inputs of a linear layer, multiples of 128."""
+    width = rng.choice(WIDTHS)
+    other = max(128, round(width * rng.choice(RATIOS) / 128) * 128)
+    return (other, width) if rng.random() < 0.5 else (width, other)
 
 
 def _packed(rng: random.Random, counts: Mapping[str, int], taken: set[Gemm | Call]) -> list[Gemm | Call]:
     """Random products of linear layers with weights in each of QUANTISED_PRODUCTS, of few rows and of many."""
 
     def sizes() -> tuple[int, int, int]:
-        width = rng.choice(WIDTHS)
-        other = max(128, round(width * rng.choice(RATIOS) / 128) * 128)
-        n, k = (other, width) if rng.random() < 0.5 else (width, other)
+        n, k = _sides(rng)
         return rng.choice((*ROWS, *MANY_ROWS)), n, k
 
     def is_short(shape: Gemm | Call) -> bool:
@@ -377,12 +380,10 @@ def _unpacked_again(rng: random.Random, count: int, taken: set[Gemm | Call]) -> 
     def draw() -> Gemm | Call:
         low, high = LONG_ROWS
         rows = round(low * (high / low) ** rng.random() / 64) * 64
-        width = rng.choice(WIDTHS)
-        other = max(128, round(width * rng.choice(RATIOS) / 128) * 128)
-        return product_of_4_bits(rows, *((other, width) if rng.random() < 0.5 else (width, other)))
+        return product_of_4_bits(rows, *_sides(rng))
 
-    is_short = partial(first, draw, lambda shape: describe(shape).flops <= MOST_LONG_FLOPS)
-    return list(distinct(is_short, taken, count))
+    short = partial(first, draw, lambda shape: describe(shape).flops <= MOST_LONG_FLOPS)
+    return list(distinct(short, taken, count))
 
 
 def product_of_4_bits(m: int, n: int, k: int) -> Call:

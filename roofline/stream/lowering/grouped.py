@@ -63,7 +63,7 @@ def uneven_groups(even: Groups, imbalance: float, ranks: int = 1) -> list[Groups
     before, the fullest first; of experts on several ranks those of the fullest rank, all of `imbalance` times the mean.
 
     Loads that fall geometrically are what untrained routers come near to: `studies.experts` sets the products of real
-    steps beside these, and beside one full group among equal ones."""
+    steps beside these, beside equal ones and beside those that the steps had."""
     if ranks > 1:
         return [Groups(round(imbalance * even.rows), even.groups)]
     shares = _falling(min(imbalance, even.groups), even.groups)
