@@ -66,8 +66,14 @@ def answer(command: str) -> Answer:
             if path.is_file() and name not in given and not name.startswith(("cache/", "__pycache__/")):
                 found[name] = path.read_text(encoding="utf-8")
         assert str(folder) not in "".join(found.values()), f"a path of this machine in the answer of {command}"
-        today = date.today().isoformat()
-        return {part: _kept(text.replace(today, "TODAY")) for part, text in found.items() if text}
+        is_priced = "--price" in shlex.split(command)
+        return {part: _kept(_without_day(text) if is_priced else text) for part, text in found.items() if text}
+
+
+def _without_day(text: str) -> str:
+    """The text with TODAY for today's date where it is a whole value, between quotes or commas: a price of the command
+    line is of the day. Dates in words are those of measurements, and stay."""
+    return re.sub(rf'(?<=[",]){date.today().isoformat()}(?=[",])', "TODAY", text)
 
 
 def _kept(text: str) -> str:
@@ -108,14 +114,12 @@ def _folder_of_its_own() -> Iterator[Path]:
 
 
 def golden() -> dict[str, Answer]:
-    """Command -> the answer that is kept of it. Today's date is masked here too: what ships may have been measured
-    today."""
+    """Command -> the answer that is kept of it."""
     found = {}
-    today = date.today().isoformat()
     for path in sorted(GOLDEN.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         command = kept.pop("command")
-        found[command] = {part: "".join(lines).replace(today, "TODAY") for part, lines in kept.items()}
+        found[command] = {part: "".join(lines) for part, lines in kept.items()}
     return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -41,7 +44,21 @@ def test_the_shipped_links_are_made_of_their_hosts() -> None:
     for name, made in shipped().items():
         ships = LinkProfile.load(SHIPPED / name)
         assert ships.measured_gpus() == [2, 4]
-        assert made == ships
+        told = dict(values(asdict(ships)))
+        kept = {path: pytest.approx(one, rel=1e-9) if isinstance(one, float) else one for path, one in told.items()}
+        assert dict(values(asdict(made))) == kept
+
+
+def values(nested: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of nested dictionaries and lists with the path to it: sums of other processors differ in a digit."""
+    if isinstance(nested, dict):
+        for name, one in nested.items():
+            yield from values(one, f"{path}/{name}")
+    elif isinstance(nested, list | tuple):
+        for number, one in enumerate(nested):
+            yield from values(one, f"{path}/{number}")
+    else:
+        yield path, nested
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
