@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               the first ones
     ... --steps larger                                                      those that the device bounds
     ... --steps compiled                                                    compiled ones
+    ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
     ... --stages times                                                      without their kernels
@@ -171,6 +172,19 @@ COMPILED = (
     Step("qwen3-1.7b", "fsdp={n}", 8, 1024, mode="compile"),
 )
 
+# Compiled steps that the device bounds, chosen before any of them was forecast.
+COMPILED_LARGER = (
+    Step("qwen3-0.6b", "ddp={n}", 16, 1024, mode="compile"),
+    Step("qwen3-0.6b", "fsdp={n}", 16, 1024, mode="compile"),
+    Step("llama-3.2-1b", "ddp={n}", 8, 2048, mode="compile"),
+    Step("llama-3.2-1b", "zero2={n}", 8, 2048, mode="compile"),
+    Step("llama-3.2-1b", "zero1={n}", 8, 1024, mode="compile"),
+    Step("qwen3-1.7b", "ddp={n}", 4, 2048, mode="compile"),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 2048, mode="compile"),
+    Step("llama-3.2-1b", "fsdp={n}", 4, 2048, accumulate=2, mode="compile"),
+    Step("gpt2", "fsdp={n}", 32, 1024, mode="compile"),
+)
+
 # Over four GPUs, chosen before any of them was forecast.
 FOUR = (
     Step("qwen3-0.6b", "ddp=4", 8, 1024),
@@ -192,8 +206,8 @@ FOUR = (
     Step("qwen3-1.7b", "pp=2,fsdp=2", 4, 1024, accumulate=4),
 )
 
-GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED, "four": FOUR}
-ALL = (*STEPS, *LARGER, *COMPILED, *FOUR)
+GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR}
+ALL = (*STEPS, *LARGER, *COMPILED, *COMPILED_LARGER, *FOUR)
 
 
 def built(step: Step) -> ParallelStep | PipelineStep:

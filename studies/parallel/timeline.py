@@ -3,14 +3,14 @@
     python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
 Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
-(`studies.parallel.overlap`), and host.json, host-2.json, host-4.json and host-5.json, what `flopcast fit` made of the
-same machines' `bench --suite host`: of the first steps, of the larger and the compiled ones, of the larger ones again,
-and of those over four GPUs again. The first of these are forecast twice: as what ships says, and by the link as two
-GPUs alone tell it. Every step is traced, which takes minutes.
+(`studies.parallel.overlap`), and host.json, host-2.json, host-4.json, host-5.json and host-6.json, what `flopcast fit`
+made of the same machines' `bench --suite host`: of the first steps, of the larger and the first compiled ones, of the
+larger ones again, of those over four GPUs again, and of the larger compiled ones. The first steps over four GPUs are
+forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every step is traced: that takes minutes.
 
-Eager steps of models of stock shapes (named w*) and compiled ones of Qwen3-0.6B are those that `studies.parallel.host`
-fits what Python spends around calls to; the device-bound ones of the former give `uncertainty.LANES_BEYOND`. The others
-judge.
+Eager steps of models of stock shapes (named w*) and the first compiled ones of Qwen3-0.6B are those that
+`studies.parallel.host` fits what Python spends around calls to; the device-bound ones of the former give
+`uncertainty.LANES_BEYOND`. The others judge.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ from studies.markdown import table
 from studies.parallel import overlap
 from studies.parallel.measured import AGAIN, FILE, read
 from studies.parallel.overlap import Spent
-from studies.parallel.steps import GROUPS, MODELS, Measured, Step
+from studies.parallel.steps import COMPILED, GROUPS, MODELS, Measured, Step
 
 FOLDER = ROOT / "reports" / "parallel"
-HOST, LATER_HOST, LAST_HOST, FOURS_HOST = (FOLDER / f"{name}.json" for name in ("host", "host-2", "host-4", "host-5"))
+HOST, LATER_HOST, LAST_HOST, FOURS_HOST, COMPILEDS_HOST = (
+    FOLDER / f"{name}.json" for name in ("host", "host-2", "host-4", "host-5", "host-6")
+)
 GPU = "nvidia-h200"
 
 
@@ -111,6 +113,7 @@ SECTIONS = {
     "larger": Section("Steps chosen to be bound by the device", LATER_HOST),
     "larger again": Section("The same, on two other H200s", LAST_HOST, AGAIN),
     "compiled": Section("Compiled steps", LATER_HOST),
+    "compiled-larger": Section("Compiled steps chosen to be bound by the device", COMPILEDS_HOST),
     "four": Section("Over four GPUs", by_two=True),
     "four again": Section("The same over four GPUs, on another host", FOURS_HOST, AGAIN),
 }
@@ -124,11 +127,11 @@ def run_with(step: Step) -> str:
 
 
 def is_fitted(step: Step) -> bool:
-    """Whether `studies.parallel.host` fits a constant to it: of eager steps stock shapes, of compiled ones Qwen3-0.6B
-    without micro-batches."""
+    """Whether `studies.parallel.host` fits a constant to it: of eager steps stock shapes, of the first compiled
+    ones Qwen3-0.6B without micro-batches."""
     if step.mode == "eager":
         return step.model.startswith("w")
-    return step.model == "qwen3-0.6b" and step.accumulate == 1
+    return step in COMPILED and step.model == "qwen3-0.6b" and step.accumulate == 1
 
 
 def timed(
@@ -167,8 +170,8 @@ profiled, by themselves and beside collectives together, the least of four profi
 last rank has come; exposed without waiting for the other rank, the least of both; host: until a step for idle GPUs is
 enqueued, what it waits for included. A profiler slows the host down, so that kernels of host-bound steps were measured
 in another order than those of the steps. Forecast: kernels by themselves + what collectives beside them add. Eager
-steps of models named w*, and compiled ones of Qwen3-0.6B without micro-batches, are those that what Python spends
-around calls was fitted to; they do not count below."""
+steps of models named w*, and the first compiled ones of Qwen3-0.6B without micro-batches, are those that what Python
+spends around calls was fitted to; they do not count below."""
 
 _COLUMNS = ["step", "ms", "forecast", "90%", "error", "bound", "kernels", "forecast", "communication", "forecast",
             "exposed", "forecast", "host", "forecast"]  # fmt: skip
