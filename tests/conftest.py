@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.quick_bf16 import quicken
+
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
@@ -41,6 +43,11 @@ gc.set_threshold(50_000, 20, 100)
 # Machines differ too much for deadlines; derandomised, so that a red run can be run again.
 settings.register_profile("flopcast", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flopcast")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_bf16() -> None:
+    quicken()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -51,7 +51,8 @@ def test_the_records_are_of_every_layout() -> None:
 
 
 def test_two_real_processes_launch_what_is_traced(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "studies.parallel.record")
+    launched = ("-m", "tests.quick_bf16", "studies.parallel.record")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *launched)
     subprocess.run(
         [sys.executable, *launcher, str(tmp_path), "--device", "cpu", "--only", "hsdp"],
         check=True, cwd=ROOT, timeout=300, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
