@@ -5,6 +5,7 @@
     ... --steps compiled                                                    compiled ones
     ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
+    ... --steps compiled-four                                               compiled ones over four GPUs
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
     ... --stages times                                                      without their kernels
 
@@ -206,8 +207,25 @@ FOUR = (
     Step("qwen3-1.7b", "pp=2,fsdp=2", 4, 1024, accumulate=4),
 )
 
-GROUPS = {"first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR}
-ALL = (*STEPS, *LARGER, *COMPILED, *COMPILED_LARGER, *FOUR)
+# Compiled, over four GPUs, chosen before any of them was forecast.
+COMPILED_FOUR = (
+    Step("qwen3-0.6b", "ddp=4", 16, 1024, mode="compile"),
+    Step("llama-3.2-1b", "ddp=4", 8, 1024, mode="compile"),
+    Step("gpt2", "ddp=4", 32, 1024, mode="compile"),
+    Step("qwen3-1.7b", "fsdp=4", 8, 2048, mode="compile"),
+    Step("qwen3-8b-d6", "fsdp=4", 4, 2048, mode="compile"),
+    Step("llama-3.2-1b", "zero2=4", 8, 2048, mode="compile"),
+    Step("llama-3.2-1b", "hsdp=2x2", 8, 2048, mode="compile"),
+    Step("qwen3-1.7b", "zero1=4", 8, 1024, mode="compile"),
+    Step("qwen3-0.6b", "ddp=4", 4, 1024, mode="compile"),
+    Step("qwen3-0.6b", "fsdp=4", 8, 1024, accumulate=2, mode="compile"),
+)
+
+GROUPS = {
+    "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
+    "compiled-four": COMPILED_FOUR,
+}  # fmt: skip
+ALL = tuple(step for steps in GROUPS.values() for step in steps)
 
 
 def built(step: Step) -> ParallelStep | PipelineStep:
