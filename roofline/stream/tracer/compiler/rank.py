@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, mesh_of
@@ -28,6 +29,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.compiler.experts import one_by_one
 from flopcast.roofline.stream.tracer.compiler.homes import place_by_parameters
 from flopcast.roofline.stream.tracer.compiler.inductor import Kept
+from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
 from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes, unseen_shapes
@@ -45,10 +47,24 @@ def as_rank(layout: Layout, rank: int) -> Iterator[tuple[DeviceMesh, Lanes]]:
     with (
         fake_world(layout.world, rank), modelled(Topic.SEVERAL_GPUS), real_meshes(), unseen_shapes(), fake_reducers(),
         followed_streams() as lanes,
+        replaced(ConvertFrameAssert, "__call__", _outside_of_modes(ConvertFrameAssert.__call__)),
     ):  # fmt: skip
         with unset_fake_temporarily():  # it computes with its ranks
             mesh = mesh_of(layout, "cuda")
         yield mesh, lanes
+
+
+def _outside_of_modes(compiles: Callable[..., Any]) -> Callable[..., Any]:
+    """Has dynamo compile frames of DistributedDataParallel's module outside of the caller's modes, as it does others.
+    On a GPU a step is in none, so that torch need not leave them; here it is in that of fake tensors, by which an input
+    that autograd computed, such as logits behind a graph break, would become one of the step's and not of dynamo's."""
+
+    @functools.wraps(compiles)
+    def compiled(*args: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return compiles(*args, **named)
+
+    return compiled
 
 
 def record_rank(step: ParallelStep, lanes: Lanes, kept: Kept, meta: Mapping[str, Any]) -> Stream:

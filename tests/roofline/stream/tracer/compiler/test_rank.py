@@ -47,10 +47,28 @@ class Net(nn.Module):
         x = self.stem(x)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x).float().logsumexp(-1).mean()
+        return self.loss(self.head(x))
+
+    def loss(self, logits):
+        return logits.float().logsumexp(-1).mean()
+
+class Broken(Net):
+    # as GPT-2: both ends share a weight, and the graph breaks between the logits and their loss
+
+    def __init__(self, depth):
+        super().__init__(depth)
+        self.head = nn.Linear({WIDTH}, {WIDTH})
+        self.head.weight = self.stem.weight
+
+    def loss(self, logits):
+        torch._dynamo.graph_break()
+        return super().loss(logits)
 
 def net(depth: int = 3):
     return Net(depth), torch.randn(8, {WIDTH})
+
+def broken(depth: int = 1):
+    return Broken(depth), torch.randn(8, {WIDTH})
 """
 FSDP, DDP, DEEP = "fsdp=2", "ddp=2", 6
 Steps = dict[tuple[str, int], tuple[OutputCode, Stream]]
@@ -125,6 +143,19 @@ def test_graphs_end_where_buckets_of_ddp_do(steps: Steps) -> None:
     backwards = [first for label, first, _ in stream.meta["graphs"] if label.endswith("backward")]
     assert len(backwards) == len(code.calls) // 2 > 1
     assert reduced[0] < backwards[-1]  # gradients are sent while the rest of the backward runs
+
+
+def test_a_model_under_ddp_may_break_its_graph(source: str, compiled: Callable[[Asked], Future[OutputCode]]) -> None:
+    asked = Asked(module=source.replace(":net", ":broken"), parallel=DDP, optimizer="adamw-fused")
+    code = compiled(asked).result()
+    assert [one.reason for one in code.breaks] == ["Call to `torch._dynamo.graph_break()`"]
+    stream = rank_stream(code, Traced(mode="compile", device="cuda 9.0 132", parallel=DDP))
+    labels = [label for label, *_ in stream.meta["graphs"]]
+    forwards, backwards = labels[: len(labels) // 2], labels[len(labels) // 2 :]
+    assert len(forwards) == 4  # three of the buckets, and that of the loss
+    assert backwards == [label.replace("forward", "backward") for label in reversed(forwards)]
+    outside = Counter(op.name for op in stream.ops if op.phase == "backward")
+    assert outside["aten.add.Tensor"] == 1  # the shared weight's gradients are of two graphs
 
 
 def test_every_gradient_is_in_a_bucket_once(steps: Steps) -> None:
