@@ -165,7 +165,7 @@ def build_model(
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
         transformers_config,
-        attn_implementation=attention,
+        attn_implementation=None if attention == "sdpa" else attention,  # or eager, where a model has no other
         dtype=torch.bfloat16 if "bf16" in (precision, base_dtype) else torch.float32,
     )
     model.train()

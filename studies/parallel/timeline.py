@@ -3,7 +3,7 @@
     python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
 Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
-(`studies.parallel.overlap`), and host.json, host-2.json, host-4.json, host-5.json and host-6.json, what `flopcast fit`
+(`studies.parallel.overlap`), and host.json, host-2.json and host-4.json to host-7.json, what `flopcast fit`
 made of the same machines' `bench --suite host`: of the first steps, of the larger and the first compiled ones, of the
 larger ones again, of those over four GPUs again, and of the larger compiled ones. The first steps over four GPUs are
 forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every step is traced: that takes minutes.
@@ -40,9 +40,7 @@ from studies.parallel.overlap import Spent
 from studies.parallel.steps import COMPILED, GROUPS, MODELS, Measured, Step
 
 FOLDER = ROOT / "reports" / "parallel"
-HOST, LATER_HOST, LAST_HOST, FOURS_HOST, COMPILEDS_HOST = (
-    FOLDER / f"{name}.json" for name in ("host", "host-2", "host-4", "host-5", "host-6")
-)
+HOST = FOLDER / "host.json"
 GPU = "nvidia-h200"
 
 
@@ -110,12 +108,13 @@ class Section:
 SECTIONS = {
     "first": Section("The first steps", HOST),
     "divided": Section("Pipelines, divided sequences and experts"),
-    "larger": Section("Steps chosen to be bound by the device", LATER_HOST),
-    "larger again": Section("The same, on two other H200s", LAST_HOST, AGAIN),
-    "compiled": Section("Compiled steps", LATER_HOST),
-    "compiled-larger": Section("Compiled steps chosen to be bound by the device", COMPILEDS_HOST),
+    "larger": Section("Steps chosen to be bound by the device", FOLDER / "host-2.json"),
+    "larger again": Section("The same, on two other H200s", FOLDER / "host-4.json", AGAIN),
+    "compiled": Section("Compiled steps", FOLDER / "host-2.json"),
+    "compiled-larger": Section("Compiled steps chosen to be bound by the device", FOLDER / "host-6.json"),
     "four": Section("Over four GPUs", by_two=True),
-    "four again": Section("The same over four GPUs, on another host", FOURS_HOST, AGAIN),
+    "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json"),
+    "four again": Section("The same over four GPUs, on another host", FOLDER / "host-5.json", AGAIN),
 }
 
 

@@ -2,7 +2,8 @@
 
 Fake tensors have no values; a step that checks for NaN, as gradient scalers and careful loops do, takes the branch that
 a real one takes. What follows from such a check (`torch.isnan(loss).any() | ...`) is known too, and numbers from zero
-to zero, by which models without stochastic depth leave it out. All elements of a tensor with a known value are equal.
+to zero, by which models without stochastic depth leave it out. A single number drawn from 0 to 1 is its mean: by such
+a one models drop whole layers, the fewer of them in each. All elements of a tensor with a known value are equal.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def value_of(function: Any, args: tuple[Any, ...], known: MutableMapping[torch.T
     if name == "linspace" and args[0] == args[1]:
         start: Value = args[0]
         return start
+    if name == "rand" and math.prod(args[0]) == 1:
+        return 0.5
     if name in _HEALTHY:
         return _HEALTHY[name]
     if name in ("eq", "ne") and len(args) == 2:

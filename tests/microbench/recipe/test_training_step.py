@@ -71,6 +71,14 @@ def test_the_recipe_is_the_one_forecast() -> None:
     assert len(embeddings) == 1  # tied
 
 
+def test_a_model_without_sdpa_attends_as_transformers_would_have_it() -> None:
+    config = {"model_type": "bloom", "hidden_size": 32, "n_head": 2, "n_layer": 1, "vocab_size": 64}
+    step = training_step.build(config, "cpu", Recipe(batch=2, seq=8))
+    assert step.model.config._attn_implementation == "eager"
+    assert step.run().isfinite()
+    assert step_of().model.config._attn_implementation == "sdpa"
+
+
 def test_clipping_bounds_the_norm_of_the_gradients() -> None:
     for clip, is_bounded in ((0.0, False), (1e-3, True)):
         step = step_of(clip=clip)

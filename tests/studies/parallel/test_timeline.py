@@ -11,7 +11,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import COMPILED_RANKS
 from studies.parallel import overlap
 from studies.parallel.measured import AGAIN, FILE, read
-from studies.parallel.steps import COMPILED, COMPILED_LARGER, Kernel
+from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, Kernel
 from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
 # The quickest to trace; the last is bound by the host.
@@ -58,9 +58,9 @@ def test_steps_over_four_gpus_and_of_other_hosts_are_as_forecast_with_the_shippe
 
 def test_every_measured_step_has_its_kernels() -> None:
     """But for steps that ran without a profiler: those that divide more, most compiled ones of DistributedDataParallel,
-    whose graphs take a minute to compile, and the larger compiled ones."""
+    whose graphs take a minute to compile, the larger compiled ones, and those over four GPUs."""
     without = {step.name for step in COMPILED[1:] if step.layout.startswith(("ddp", "zero1"))}
-    measured = {step.name for step in read() if run_with(step) not in ("divided", "compiled-larger")}
+    measured = {step.name for step in read() if run_with(step) not in ("divided", "compiled-larger", "compiled-four")}
     assert {one.step for one in overlap.read()} == measured - without
 
 
@@ -84,3 +84,15 @@ def test_the_warning_of_compiled_steps_says_what_the_table_shows() -> None:
         errors = [abs(float(rows[s.name].split("|")[5].strip().rstrip("%"))) for s in steps if not is_fitted(s)]
         assert len(errors) == count
         assert f"by {median(errors):.0f}% at the median, by {max(errors):.0f}% at most" in COMPILED_RANKS
+
+
+def test_compiled_steps_over_four_gpus_are_as_near_as_the_table_says() -> None:
+    shown = (FOLDER / "timeline.md").read_text()
+    own = shown.partition(f"## {SECTIONS['compiled-four'].title}: shipped host")[2].partition("\n## ")[0]
+    rows = {row.split("|")[1].strip(): row for row in own.splitlines() if "-compile |" in row}
+    assert rows.keys() == {step.name for step in COMPILED_FOUR}
+    assert not any("outside" in row for row in rows.values())
+    errors = [abs(float(row.split("|")[5].strip().rstrip("%"))) for row in rows.values() if "| host |" not in row]
+    assert len(errors) == 8
+    assert median(errors) <= 3.2
+    assert max(errors) <= 5.8

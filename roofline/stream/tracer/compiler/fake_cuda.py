@@ -25,6 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from flopcast.errors import UsageError
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RULES
 from flopcast.roofline.stream.tracer.known_values import learn
@@ -32,7 +33,7 @@ from flopcast.roofline.stream.tracer.user_code import line_of
 
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")
 _DEVICE: Any = torch.ops.prim.device.default  # what C++ calls to learn a tensor's device
-_library: Any = None  # kept: what it registers ends with it
+_libraries: list[torch.library.Library] = []  # kept: what they register ends with them
 
 
 def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
@@ -77,6 +78,12 @@ def read_ones() -> Watched:
                 if args[0] in known:
                     return known[args[0]]
                 return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
+                raise UsageError(
+                    f"the step reads a number at {line_of(sys._getframe(1)) or 'a place that is not told'} which it "
+                    "makes or draws on the processor, as models do that drop layers at random: what torch compiles "
+                    "around it is not followed; valid is mode eager, or a model that does not ask"
+                )
             if not depth:
                 watched.ran(func, (args, kwargs))
         depth += 1
@@ -208,10 +215,11 @@ def _answer_from_device(kind: Any) -> None:
 
 
 def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers CUDA's autocast, whose own looks at the device, and CUDA's rules for composite operators. A weight is
-    cast once, until autocast ends, for what runs outside of graphs as within them."""
-    global _library
-    _library = torch.library.Library("aten", "IMPL")
+    """Registers CUDA's autocast, whose own looks at the device, and CUDA's rules for composite operators; has
+    constants, which have values, stay on the processor. A weight is cast once, until autocast ends, for what runs
+    outside of graphs as within them."""
+    aten, prims = (torch.library.Library(name, "IMPL") for name in ("aten", "prims"))
+    _libraries.extend((aten, prims))
     weights, clear = CastWeights(), torch.clear_autocast_cache
 
     def clear_cache() -> None:
@@ -222,9 +230,11 @@ def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, kernel in kernels_for(weights, "cuda", is_in_order=True):
-            _library.impl(name, _left_alone(kernel), "AutocastCUDA")
+            aten.impl(name, _left_alone(kernel), "AutocastCUDA")
         for name, rule in rules.items():
-            _library.impl(name, _left_alone(rule), "AutogradCUDA")
+            aten.impl(name, _left_alone(rule), "AutogradCUDA")
+        # a number that a step makes on the GPU, as `torch.tensor(0.0, device="cuda")`: tracing computes such constants
+        prims.impl("device_put", lambda number, _device, _non_blocking=False: number.clone(), "BackendSelect")
 
 
 def _left_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -238,6 +238,30 @@ def test_numbers_from_zero_to_zero_are_read_as_zeros(most: float, dropouts: int)
     assert sum(op.name == "aten.native_dropout.default" for op in stream.ops) == dropouts
 
 
+@pytest.mark.parametrize(("dropped", "products"), [(0.0, 3), (0.1, 3), (0.9, 0)])
+def test_layers_that_are_dropped_at_random_run_as_most_often(dropped: float, products: int) -> None:
+    """As transformers' OPT and BART ask before each layer, and do by default with a share of 0."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                if torch.rand([]) < dropped:
+                    continue
+                x = layer(x)
+            return x
+
+    def factory() -> Step:
+        model, x = Net().cuda(), torch.randn(16, 8, device="cuda", requires_grad=True)
+        return lambda: model(x).square().mean().backward()
+
+    ops = trace_module(factory).ops
+    assert sum(op.name == "aten.addmm.default" for op in ops) == products
+
+
 def test_a_branch_that_depends_on_values_is_noted() -> None:
     def after(loss: torch.Tensor, *_: Any) -> None:
         if loss > 3:

@@ -145,12 +145,26 @@ def test_what_layers_recompute_is_in_the_backward(compiled: Compiled) -> None:
     assert "_scaled_dot_product_cudnn_attention_backward.default" in backward
 
 
+def test_a_number_made_on_the_gpu_is_compiled(users: Path, compiled: Compiled) -> None:
+    """As masks of attention make: tracing computes it, and there is no GPU to do so."""
+    made = "x = torch.where(x > 0, x, torch.tensor(0.5, device=x.device))"
+    users.write_text(USERS.replace("{breaks}", made))
+    code = compiled(Asked(module=f"{users}:net")).result()
+    assert code.breaks == ()
+    assert code.captured == 1
+    assert "device(type='cuda'" not in "".join(code.outside)
+
+
 def test_what_cannot_be_compiled_is_refused(users: Path, compiled: Compiled) -> None:
     with pytest.raises(UsageError, match="valid are compile, compile-graphs"):
         output_code(Asked(config=QWEN3, mode="fastest"))
     users.write_text(USERS.replace("{breaks}", "x = x @ x"))
     with pytest.raises(UsageError, match="torch cannot compile the step"):
         compiled(Asked(module=f"{users}:net")).result()
+    drops = users.with_name("drops.py")
+    drops.write_text(USERS.replace("{breaks}", "x = x if torch.rand([], device='cpu') < 0.5 else 2 * x"))
+    with pytest.raises(UsageError, match=r"reads a number at .*drops\.py:15, in forward.*on the processor.*mode eager"):
+        compiled(Asked(module=f"{drops}:net")).result()
     with pytest.raises(UsageError, match=r"cannot compile the step: ValueError: .*qwen7"):
         output_code(Asked(config={"model_type": "qwen7", "vocab_size": 10}))
     with pytest.raises(UsageError, match=r"not compiled after 0\.1 s"):
