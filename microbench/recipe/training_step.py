@@ -1,10 +1,10 @@
 """Builds and runs one training step of a real model: the step that is forecast and measured.
 
-The same recipe serves the tracer (fake tensors), the host calibration (tiny widths) and the validation
-(real runs), so that all three refer to the same step: fp32 weights, autocast to bf16, `sdpa` attention,
-`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, and no clipping but by `clip`. With
-`accumulate` micro-batches each loss is divided by their number and gradients are accumulated in place; with
-`checkpoint` "full" every layer's activations are recomputed in the backward pass.
+The same recipe serves the tracer (fake tensors), the host calibration (tiny widths) and the validation (real runs), so
+that all three refer to the same step: fp32 weights, autocast to bf16, `sdpa` attention (`eager` in models without it),
+`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, and no clipping but by `clip`. With `accumulate`
+micro-batches each loss is divided by their number and gradients are accumulated in place; with `checkpoint` "full"
+every layer's activations are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -151,9 +151,10 @@ def build_model(
 ) -> torch.nn.Module:
     """A causal language model from the fields of a transformers config.json, on the default device.
 
-    Weights are of `base_dtype`, "bf16" or "fp32"; "auto" is fp32, except with precision "bf16". A built model is not
-    cast, because fake tensors cannot be cast and tables that transformers keeps in fp32 (rotary frequencies) would be
-    cast too.
+    `attention` is an implementation as transformers names it; "sdpa" stands for transformers' own choice, which is
+    "eager" for models that have no other. Weights are of `base_dtype`, "bf16" or "fp32"; "auto" is fp32, except with
+    precision "bf16". A built model is not cast, because fake tensors cannot be cast and tables that transformers keeps
+    in fp32 (rotary frequencies) would be cast too.
     Raises ValueError when transformers does not know the `model_type` or refuses a field.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -165,7 +166,7 @@ def build_model(
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
         transformers_config,
-        attn_implementation=None if attention == "sdpa" else attention,  # or eager, where a model has no other
+        attn_implementation=None if attention == "sdpa" else attention,
         dtype=torch.bfloat16 if "bf16" in (precision, base_dtype) else torch.float32,
     )
     model.train()

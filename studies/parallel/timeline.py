@@ -5,8 +5,9 @@
 Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
 (`studies.parallel.overlap`), and host.json, host-2.json and host-4.json to host-7.json, what `flopcast fit`
 made of the same machines' `bench --suite host`: of the first steps, of the larger and the first compiled ones, of the
-larger ones again, of those over four GPUs again, and of the larger compiled ones. The first steps over four GPUs are
-forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every step is traced: that takes minutes.
+larger ones again, of those over four GPUs again, of the larger compiled ones, and of the compiled ones over four GPUs.
+The first steps over four GPUs are forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every
+step is traced: that takes minutes.
 
 Eager steps of models of stock shapes (named w*) and the first compiled ones of Qwen3-0.6B are those that
 `studies.parallel.host` fits what Python spends around calls to; the device-bound ones of the former give
@@ -85,12 +86,14 @@ def stream_of(step: Step) -> Stream:
 @dataclass(frozen=True)
 class Section:
     """A group of steps as one run measured it. `host`: the file of the host as the run calibrated it. `by_two`: whether
-    they are forecast besides by the link as two GPUs alone tell it."""
+    they are forecast besides by the link as two GPUs alone tell it. `is_profiled`: whether their kernels were measured
+    too."""
 
     title: str
     host: Path | None = None
     file: Path = FILE
     by_two: bool = False
+    is_profiled: bool = True
 
     def forecasts(self, folder: Path) -> list[tuple[str, HostCosts, str]]:
         """With what the steps are forecast: the words for it, a host and a link, of which one that does not ship is
@@ -107,14 +110,16 @@ class Section:
 
 SECTIONS = {
     "first": Section("The first steps", HOST),
-    "divided": Section("Pipelines, divided sequences and experts"),
+    "divided": Section("Pipelines, divided sequences and experts", is_profiled=False),
     "larger": Section("Steps chosen to be bound by the device", FOLDER / "host-2.json"),
     "larger again": Section("The same, on two other H200s", FOLDER / "host-4.json", AGAIN),
     "compiled": Section("Compiled steps", FOLDER / "host-2.json"),
-    "compiled-larger": Section("Compiled steps chosen to be bound by the device", FOLDER / "host-6.json"),
+    "compiled-larger": Section(
+        "Compiled steps chosen to be bound by the device", FOLDER / "host-6.json", is_profiled=False
+    ),
     "four": Section("Over four GPUs", by_two=True),
-    "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json"),
     "four again": Section("The same over four GPUs, on another host", FOLDER / "host-5.json", AGAIN),
+    "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json", is_profiled=False),
 }
 
 

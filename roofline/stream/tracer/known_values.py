@@ -2,8 +2,9 @@
 
 Fake tensors have no values; a step that checks for NaN, as gradient scalers and careful loops do, takes the branch that
 a real one takes. What follows from such a check (`torch.isnan(loss).any() | ...`) is known too, and numbers from zero
-to zero, by which models without stochastic depth leave it out. A single number drawn from 0 to 1 is its mean: by such
-a one models drop whole layers, the fewer of them in each. All elements of a tensor with a known value are equal.
+to zero, by which models without stochastic depth leave it out. A single number drawn from 0 to 1 counts as its mean:
+models that drop layers at random compare such a one with the share to drop, which is less than a half, and so keep
+each. All elements of a tensor with a known value are equal.
 """
 
 from __future__ import annotations

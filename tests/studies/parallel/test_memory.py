@@ -7,10 +7,11 @@ from statistics import median
 
 import pytest
 
+from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory import holds_first_buckets
 from studies.parallel.measured import FILE, read, write
 from studies.parallel.memory import MIB, Compared, compared
-from studies.parallel.steps import ALL, COMPILED_FOUR, FOUR, STEPS, Step
+from studies.parallel.steps import ALL, STEPS, Step
 
 MEASURED = read()
 QUICK = [step for step in STEPS if step.model in ("w640-d6", "w2048-d3-v32000", "w3584-d2")]
@@ -18,7 +19,7 @@ QUICK = [step for step in STEPS if step.model in ("w640-d6", "w2048-d3-v32000", 
 
 def test_the_table_of_measured_steps_is_whole() -> None:
     assert list(MEASURED) == list(ALL)
-    counts = {step: 4 if step in (*FOUR, *COMPILED_FOUR) else 2 for step in ALL}
+    counts = {step: Layout.parse(step.layout.format(n=2)).world for step in ALL}
     assert all([rank.rank for rank in ranks] == [*range(counts[step])] for step, ranks in MEASURED.items())
     assert FILE.read_text().count("\n") == 1 + sum(counts.values())
 

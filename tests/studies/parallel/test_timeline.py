@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import pytest
 
@@ -11,7 +13,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import COMPILED_RANKS
 from studies.parallel import overlap
 from studies.parallel.measured import AGAIN, FILE, read
-from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, Kernel
+from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, Kernel, Step
 from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
 # The quickest to trace; the last is bound by the host.
@@ -57,10 +59,10 @@ def test_steps_over_four_gpus_and_of_other_hosts_are_as_forecast_with_the_shippe
 
 
 def test_every_measured_step_has_its_kernels() -> None:
-    """But for steps that ran without a profiler: those that divide more, most compiled ones of DistributedDataParallel,
-    whose graphs take a minute to compile, the larger compiled ones, and those over four GPUs."""
+    """But for steps that ran without a profiler: whole sections, and most compiled ones of DistributedDataParallel,
+    whose graphs take a minute to compile."""
     without = {step.name for step in COMPILED[1:] if step.layout.startswith(("ddp", "zero1"))}
-    measured = {step.name for step in read() if run_with(step) not in ("divided", "compiled-larger", "compiled-four")}
+    measured = {step.name for step in read() if SECTIONS[run_with(step)].is_profiled}
     assert {one.step for one in overlap.read()} == measured - without
 
 
@@ -74,25 +76,31 @@ def test_kernels_beside_a_collective_are_told_from_those_alone() -> None:
     assert overlap.slower([step(False), step(True)]) == {"matrix": 2.0}
 
 
+class Shown(NamedTuple):
+    error: float  # in percent, without its sign
+    bound: str
+
+
+def compiled_rows(name: str, steps: Sequence[Step]) -> dict[str, Shown]:
+    """The rows of a section of the committed page with the shipped host, by step: all of them, in their intervals."""
+    page = (FOLDER / "timeline.md").read_text()
+    own = page.partition(f"## {SECTIONS[name].title}: shipped host")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in own.splitlines() if "-compile |" in line]
+    assert {row[1] for row in rows} == {step.name for step in steps}
+    assert "outside" not in own
+    return {row[1]: Shown(abs(float(row[5].rstrip("%"))), row[6]) for row in rows}
+
+
 def test_the_warning_of_compiled_steps_says_what_the_table_shows() -> None:
-    shown = (FOLDER / "timeline.md").read_text()
     for name, steps, count in (("compiled", COMPILED, 6), ("compiled-larger", COMPILED_LARGER, 9)):
-        own = shown.partition(f"## {SECTIONS[name].title}: shipped host")[2].partition("\n## ")[0]
-        rows = {row.split("|")[1].strip(): row for row in own.splitlines() if "-compile |" in row}
-        assert rows.keys() == {step.name for step in steps}
-        assert not any("outside" in row for row in rows.values())
-        errors = [abs(float(rows[s.name].split("|")[5].strip().rstrip("%"))) for s in steps if not is_fitted(s)]
+        rows = compiled_rows(name, steps)
+        errors = [rows[step.name].error for step in steps if not is_fitted(step)]
         assert len(errors) == count
         assert f"by {median(errors):.0f}% at the median, by {max(errors):.0f}% at most" in COMPILED_RANKS
 
 
 def test_compiled_steps_over_four_gpus_are_as_near_as_the_table_says() -> None:
-    shown = (FOLDER / "timeline.md").read_text()
-    own = shown.partition(f"## {SECTIONS['compiled-four'].title}: shipped host")[2].partition("\n## ")[0]
-    rows = {row.split("|")[1].strip(): row for row in own.splitlines() if "-compile |" in row}
-    assert rows.keys() == {step.name for step in COMPILED_FOUR}
-    assert not any("outside" in row for row in rows.values())
-    errors = [abs(float(row.split("|")[5].strip().rstrip("%"))) for row in rows.values() if "| host |" not in row]
+    errors = [row.error for row in compiled_rows("compiled-four", COMPILED_FOUR).values() if row.bound != "host"]
     assert len(errors) == 8
     assert median(errors) <= 3.2
     assert max(errors) <= 5.8
