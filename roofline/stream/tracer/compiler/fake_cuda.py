@@ -64,7 +64,7 @@ class Watched:
 def read_ones() -> Watched:
     """Makes the mode that is watched read 1 and true from its tensors on the GPU, or what is known of a healthy step
     (`known_values`), and tell the line that asked to `waited`; and tell the other operators that it runs, with their
-    arguments, to `ran`. A number on the processor that is not known is refused: what follows may be any branch.
+    arguments, to `ran`. A number on the processor without a value is refused: what follows may be any branch.
     Compilers have modes of their own, in which there is nothing to read."""
     dispatch = FakeTensorMode.__torch_dispatch__
     watched = Watched()
@@ -76,16 +76,15 @@ def read_ones() -> Watched:
         if own is watched.mode:
             if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_cuda or args[0].constant is None):
                 line = line_of(sys._getframe(1))
-                if args[0].is_cuda:
-                    watched.waited(line)
-                if args[0] in known:
-                    return known[args[0]]
                 if not args[0].is_cuda:
                     raise UsageError(
                         f"the step reads a number on the processor that is not known without running it: {line}; "
                         "models that drop layers at random draw such a one before each; valid is mode eager, or a "
                         "model that does not ask"
                     )
+                watched.waited(line)
+                if args[0] in known:
+                    return known[args[0]]
                 return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
             if not depth:
                 watched.ran(func, (args, kwargs))
