@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.quick_bf16 import quicken
-
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
@@ -47,6 +45,8 @@ settings.load_profile("flopcast")
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_bf16() -> None:
+    from tests.quick_bf16 import quicken  # imports torch, which reads what is set above
+
     quicken()
 
 

@@ -23,20 +23,20 @@ def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype == torch.bfloat16 else x
 
 
+def _product(a: Tensor, b: Tensor, added: Tensor | None = None, beta: float = 0, alpha: float = 1) -> Tensor:
+    """Of batches of matrices, by an operator that no model calls: those that are replaced would be called again, and a
+    profiler would count others beside a model's own."""
+    out = a.new_empty(len(a), a.shape[1], b.shape[2], dtype=_wide(a).dtype)
+    onto = out if added is None else _wide(added)
+    return torch.baddbmm(onto, _wide(a), _wide(b), beta=beta, alpha=alpha, out=out).to(a.dtype)
+
+
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """By another operator, which a profiler does not count with its own."""
-    out = a.new_empty(1, a.shape[0], b.shape[1], dtype=_wide(a).dtype)
-    return torch.bmm(_wide(a)[None], _wide(b)[None], out=out)[0].to(a.dtype)
+    return _product(a[None], b[None])[0]
 
 
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    out = a.new_empty(a.shape[0], a.shape[1], b.shape[2], dtype=_wide(a).dtype)
-    return torch.bmm(_wide(a), _wide(b), out=out).to(a.dtype)
-
-
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    out = a.new_empty(a.shape[0], b.shape[1], dtype=_wide(a).dtype)
-    return torch.addmm(_wide(bias), _wide(a), _wide(b), beta=beta, alpha=alpha, out=out).to(a.dtype)
+def _addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _product(a[None], b[None], added, beta, alpha)[0]
 
 
 def _conv(x: Tensor, weight: Tensor, size: Any, bias: Tensor | None, stride: Any, padding: Any) -> Tensor:
@@ -64,7 +64,7 @@ def _conv_backward(
 
 
 OWN = (
-    ("mm", _mm), ("bmm", _bmm), ("addmm", _addmm), ("_slow_conv2d_forward", _conv),
+    ("mm", _mm), ("bmm", _product), ("addmm", _addmm), ("_slow_conv2d_forward", _conv),
     ("_slow_conv2d_backward.output_mask", _conv_backward),
 )  # fmt: skip
 
