@@ -178,8 +178,13 @@ def test_the_page_and_the_rows_tell_every_case(
         ("tiny", "0", PAGEABLE), ("tiny", "2", PAGEABLE), ("tiny", "0", PAGEABLE), ("resnet18@32", "0", PAGEABLE),
     ]  # fmt: skip
     assert text.count("| tiny x 4 |") == 3
+    shown = sorted(
+        float(line.split(" | ")[-5])
+        for line in text.splitlines()
+        if line.startswith(("| tiny x 4 |", "| resnet18@32 x 2"))
+    )
+    assert shown == pytest.approx(sorted(1e3 * float(row["measured"]) for row in rows), abs=0.006)
     for row in rows:
-        assert f"{1e3 * float(row['measured']):.2f}" in text
         assert float(row["error"]) == pytest.approx(float(row["forecast"]) / float(row["measured"]) - 1, abs=1e-4)
 
 
