@@ -244,9 +244,11 @@ def build(config: Mapping[str, Any], device: torch.device | str, recipe: Recipe,
     attention = attention_implementation(recipe.attention)
     with torch.device(device):
         model = build_model(config, attention, recipe.precision, recipe.checkpoint, recipe.weights_dtype)
+        own_config: Any = model.config
+        vocabulary = int(own_config.vocab_size)  # `config` may leave it to its architecture
         model = fine_tuned(model, recipe)
     use_fused(model, recipe.fused)
-    input_ids = torch.randint(0, int(config["vocab_size"]), (recipe.batch, recipe.seq), device=device)
+    input_ids = torch.randint(0, vocabulary, (recipe.batch, recipe.seq), device=device)
     return TrainingStep(
         model,
         make_optimizers(model, recipe.optimizer, clip=recipe.clip),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.gpu.suites import check_suite
+from flopcast.roofline.validation.architectures import ARCHITECTURES
 from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, OF_FEW_BITS, OWN_ADAMW, SUITES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run_validation_steps(
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     # torch's estimator knows neither adapters nor a cache of keys and values
-    not_estimated = (FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, OWN_ADAMW)
+    not_estimated = (FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, OWN_ADAMW)
     is_estimated = chosen.type == "cuda" and is_eager and suite not in not_estimated
     with Recorder(out, describe(chosen)) as recorder:
         by_mode = [named(validation_plans(chosen.type, suite, one), names) for one in modes]

@@ -20,6 +20,7 @@ from flopcast.roofline.stream.model.models import (
     make_config,
     with_depth,
 )
+from flopcast.roofline.validation.architectures import ARCHITECTURES, architectures
 
 # The CPU suite measures shapes of widths 64, 128 and 256; these widths are equal to them or lie between them.
 CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
@@ -36,7 +37,8 @@ WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layer
 OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
 SUITES = (
-    "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, PRECISIONS, BITSANDBYTES,
+    "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, PRECISIONS,
+    BITSANDBYTES,
 )  # fmt: skip
 
 # A mixture of 16 experts, two a token, of a compiled suite's steps.
@@ -65,10 +67,11 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers,
     "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
     than AdamW, "inference" for calls without a backward, "quantised" for those on weights of 8 and 4 bits, "images" for
-    image models, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
-    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" its calls compiled."""
-    if mode != "eager" and name == INFERENCE:
-        return [replace(plan, mode=mode) for plan in _inference()]
+    image models, "architectures" for other families of transformers, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
+    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" and "architectures" the same ones
+    compiled."""
+    if mode != "eager" and name in (INFERENCE, ARCHITECTURES):
+        return [replace(plan, mode=mode) for plan in (_inference() if name == INFERENCE else architectures())]
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":
@@ -98,6 +101,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _quantised()
     if name == IMAGES:
         return _images()
+    if name == ARCHITECTURES:
+        return architectures()
     if name == PRECISIONS:
         return _precisions()
     if name == BITSANDBYTES:

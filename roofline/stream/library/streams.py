@@ -29,6 +29,7 @@ from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.settings import ONE_GPU
+from flopcast.roofline.stream.library.layers import are_alike
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
 from flopcast.roofline.stream.model.models import Config, depth_of, has_layers_of_two_kinds, with_depth
 from flopcast.roofline.stream.model.run import Traced, check_step
@@ -163,7 +164,7 @@ def is_folded(config: Config, traced: Traced) -> bool:
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
     is_alike &= traced.mode == "eager" or not traced.layout.reduces_gradients
     depth = depth_of(config) // traced.layout.pp
-    return depth >= folded_depth(traced) - 1 and is_alike
+    return depth >= folded_depth(traced) - 1 and is_alike and are_alike(config)
 
 
 def as_traced(traced: Traced) -> Traced:

@@ -187,10 +187,13 @@ def context_of(config: Config) -> int | None:
 
 def with_depth(config: Config, depth: int) -> dict[str, Any]:
     """Returns the same model with `depth` layers; per-layer lists are cut or repeated to fit."""
+    before = config.get(depth_field(config))
     changed = {**config, depth_field(config): depth}
-    kinds = changed.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        changed["layer_types"] = [kinds[i % len(kinds)] for i in range(depth)]
+    for field, of_layers in config.items():  # such as `layer_types`, `mlp_layer_types` and `no_rope_layers`
+        if "layer" not in field or not isinstance(of_layers, list) or not of_layers:
+            continue
+        if field == "layer_types" or len(of_layers) == before:
+            changed[field] = [of_layers[i % len(of_layers)] for i in range(depth)]
     check_config(changed)
     return changed
 

@@ -156,6 +156,9 @@ def test_another_depth() -> None:
     assert with_depth(config, 3)["layer_types"] == ["full", "sliding", "full"]
     assert with_depth(config, 6)["layer_types"] == ["full", "sliding"] * 3
     assert config["num_hidden_layers"] == 4
+    by_layer = {**config, "no_rope_layers": [1, 1, 1, 0], "mlp_only_layers": [3]}
+    assert with_depth(by_layer, 6)["no_rope_layers"] == [1, 1, 1, 0, 1, 1]
+    assert with_depth(by_layer, 6)["mlp_only_layers"] == [3]  # says which, not what each is
     with pytest.raises(UsageError, match="depth"):
         with_depth(config, 0)
 
