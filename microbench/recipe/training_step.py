@@ -212,17 +212,25 @@ def use_fused(model: torch.nn.Module, fused: str) -> None:
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Finds the stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
+    """Finds the stack of layers: the one ModuleList of as many modules as the model's config counts layers, or else the
+    longest of one class with equal parameter shapes. Those of the first may differ, as where some have experts."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    # DistributedDataParallel's module has no config, but the model within it
+    depths = (getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules())
+    depth = next((depth for depth in depths if depth is not None), None)
+    counted = [stack for stack in stacks if len(stack) == depth]
+    if len(counted) == 1:
+        return counted[0]
+    return max((stack for stack in stacks if has_equal_layers(stack)), key=len, default=None)
+
+
+def has_equal_layers(stack: torch.nn.ModuleList) -> bool:
+    """Whether the modules of a stack are of one class, with equal parameter shapes."""
 
     def signature(layer: torch.nn.Module) -> tuple[Any, ...]:
         return (type(layer), *((name, tuple(p.shape)) for name, p in layer.named_parameters()))
 
-    stacks = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList) and len({signature(layer) for layer in module}) == 1
-    ]
-    return max(stacks, key=len, default=None)
+    return len({signature(layer) for layer in stack}) == 1
 
 
 def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:

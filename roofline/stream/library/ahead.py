@@ -17,7 +17,7 @@ from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.library.code import code_key, is_kept, keep_code, kept_code, layers_of, pattern_of
 from flopcast.roofline.stream.library.compiled import SHALLOW, asked_of, depths_of, find_layers, whole_of
-from flopcast.roofline.stream.library.streams import folded, is_at_hand, is_folded
+from flopcast.roofline.stream.library.streams import folded, folding, is_at_hand
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
@@ -36,7 +36,7 @@ def compile_ahead(wanted: Iterable[tuple[Config, Traced]], progress: Progress = 
     by_chip: dict[str, dict[str, Asked]] = defaultdict(dict)
     for config, traced in wanted:
         if traced.mode != "eager" and not traced.is_parallel and not is_at_hand(config, traced):
-            depth = FOLDED_DEPTH if is_folded(config, traced) else None
+            depth = FOLDED_DEPTH if folding(config, traced) else None
             asked = _asked(config, traced)
             deep = asked if depth is None else replace(asked, config=with_depth(config, depth))
             by_chip[traced.device][code_key(deep)] = deep
@@ -53,7 +53,7 @@ def has_code(config: Config, traced: Traced) -> bool:
     if traced.mode == "eager" or is_at_hand(config, traced):
         return True
     asked = _asked(folded(config, traced), traced)
-    depths = depths_of(asked) if is_folded(config, traced) and not asked.is_whole else [asked]
+    depths = depths_of(asked) if folding(config, traced) and not asked.is_whole else [asked]
     return all(is_kept(one) for one in depths)
 
 

@@ -1,4 +1,4 @@
-"""Says whether the layers of a model are one layer repeated, as transformers builds them at the model's own depth.
+"""Says how the layers of a model repeat themselves, as transformers builds them at the model's own depth.
 
 A config need not say so: DeepSeek-V3's first three layers have no experts, the fourth of Qwen3-Next attends otherwise,
 and SmolLM3 rotates no fourth one, by rules of their own classes. The few layers that are traced show nothing of it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,77 +17,107 @@ from flopcast.files import cache_folder, read_own
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import relevant, versions
-from flopcast.roofline.stream.model.models import Config, depth_of
+from flopcast.roofline.stream.model.models import Config, depth_of, has_windows, with_depth
+from flopcast.roofline.stream.ops.to_groups import Pattern
 
 if TYPE_CHECKING:
     import torch
 
-# Families whose classes build one kind of layer whatever the config says: nothing is built to answer for them.
+# Families whose classes build one kind of layer whatever the config says, but for windows: nothing is built to answer.
 _UNIFORM = ("gpt2", "llama", "mistral", "qwen3")
-# Families whose layers differ by their window alone, of which `models.has_layers_of_two_kinds` knows where it matters.
-_BY_WINDOW = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2")
+# Families whose layers differ by their window alone, where it is shorter than the sequence. In others layers without a
+# window differ from those with one by more: those of Cohere2 rotate nothing.
+_BY_WINDOW = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen3", "qwen3_moe")
 # What is written into a layer that says which one it is, or how its numbers are made, but not what it launches.
 _OF_NO_MATTER = ("layer_idx", "layer_id", "layer_index", "layer_number", "idx", "scaling", "scale", "norm_factor")
 
 
-def are_alike(config: Config) -> bool:
-    """Whether all layers of `config` are of one kind. True as well for what transformers cannot build or what has no
-    stack of layers, of which the trace speaks. The answer is kept in the user's cache: building takes seconds."""
-    kind = config["model_type"]
-    if kind in _UNIFORM or (kind == "qwen3_moe" and not _has_dense_layers(config)):
-        return True
-    return _answered(canonical_json(config))
+def pattern_of(config: Config, seq: int) -> Pattern | None:
+    """Returns how the layers of `config` repeat themselves for sequences of `seq` tokens; None where they do not, or
+    where transformers builds others at fewer layers.
 
-
-def _has_dense_layers(config: Config) -> bool:
-    return bool(config.get("mlp_only_layers")) or (config.get("decoder_sparse_step") or 1) != 1
+    Of one kind as well where transformers cannot build the model or it has no stack of layers, of which the trace
+    speaks. The answer is kept in the user's cache: building imports torch and transformers, which takes seconds.
+    """
+    kind, by_window = config["model_type"], has_windows(config, seq)
+    dense = config.get("mlp_only_layers") or (config.get("decoder_sparse_step") or 1) != 1
+    if (kind in _UNIFORM and not (by_window and kind != "mistral")) or (kind == "qwen3_moe" and not (dense or by_window)):
+        return Pattern()
+    return _answered(canonical_json(config), has_windows=by_window or kind not in _BY_WINDOW)
 
 
 @cache
-def _answered(config: str) -> bool:
-    key = hashlib.sha256(canonical_json(relevant(json.loads(config))).encode()).hexdigest()[:20]
+def _answered(config: str, *, has_windows: bool) -> Pattern | None:
+    what = [relevant(json.loads(config)), has_windows]
+    key = hashlib.sha256(canonical_json(what).encode()).hexdigest()[:20]
     path = cache_folder("layers") / versions("transformers") / f"{key}.json"
-    with suppress(OSError, ValueError):
-        return bool(json.loads(read_own(path)))
-    found = _built(json.loads(config))
+    with suppress(OSError, ValueError, TypeError):
+        known = json.loads(read_own(path))
+        return None if known is None else Pattern(*map(int, known))
+    found = _built(json.loads(config), has_windows=has_windows)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found), encoding="utf-8")
     return found
 
 
-def _built(config: Config) -> bool:
+def _built(config: Config, *, has_windows: bool) -> Pattern | None:
+    kinds = _kinds(config, has_windows=has_windows)
+    if len(set(kinds)) <= 1:
+        return Pattern()
+    found = pattern_in(kinds)
+    if found is None:
+        return None
+    few = found.depth_of(2)
+    alike = _kinds(with_depth(config, few), has_windows=has_windows) == kinds[:few]
+    return found if alike else None
+
+
+def pattern_in(kinds: Sequence[Hashable]) -> Pattern | None:
+    """Returns the pattern of these kinds of layers with which the fewest have to be looked at: of three groups or more,
+    the last one whole. None where there is none."""
+    depth = len(kinds)
+    found = [
+        Pattern(first, period)
+        for period in range(1, depth // 3 + 1)
+        for first in range(depth % period, depth - 3 * period + 1, period)
+        if all(kinds[i] == kinds[i + period] for i in range(first, depth - period))
+    ]
+    return min(found, key=lambda pattern: pattern.depth_of(3), default=None)
+
+
+def _kinds(config: Config, *, has_windows: bool) -> list[Hashable]:
+    """What is launched of each layer, as far as its modules say. Empty where there is no one stack of layers."""
     with no_garbage_collection():
         import torch
 
-        from flopcast.microbench.recipe.training_step import build_model
+        from flopcast.microbench.recipe.training_step import build_model, find_layers
 
         try:
             with torch.device("meta"):
                 model = build_model(config)
         except Exception:  # as the trace will say
-            return True
-    depth = depth_of(config)
-    stacks = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == depth]
-    by_window = config["model_type"] in _BY_WINDOW
-    return all(len({_kind_of(layer, by_window=by_window) for layer in stack}) == 1 for stack in stacks)
+            return []
+    layers = find_layers(model)
+    if layers is None or len(layers) != depth_of(config):
+        return []
+    return [_kind_of(layer, has_windows=has_windows) for layer in layers]
 
 
-def _kind_of(layer: torch.nn.Module, *, by_window: bool) -> tuple[Any, ...]:
-    """What a layer launches, as far as its modules say: their classes, the shapes of their parameters, and their
-    fields of one value."""
+def _kind_of(layer: torch.nn.Module, *, has_windows: bool) -> Hashable:
+    """The classes of a layer's modules, the shapes of their parameters, and their fields of one value."""
     modules = []
     for name, module in layer.named_modules():
         fields = {
             field: value
             for field, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | None) and _matters(field, by_window)
+            if isinstance(value, bool | int | float | str | None) and _matters(field, has_windows)
         }
         shapes = [(own, tuple(weight.shape)) for own, weight in module.named_parameters(recurse=False)]
         modules.append((name, type(module), tuple(sorted(fields.items(), key=str)), tuple(shapes)))
     return tuple(modules)
 
 
-def _matters(field: str, by_window: bool) -> bool:
+def _matters(field: str, has_windows: bool) -> bool:
     of_window = "sliding" in field or field in ("window_size", "attention_type", "layer_type")
-    return field.strip("_") not in _OF_NO_MATTER and not (by_window and of_window)
+    return field.strip("_") not in _OF_NO_MATTER and (has_windows or not of_window)

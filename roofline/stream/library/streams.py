@@ -29,14 +29,14 @@ from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.settings import ONE_GPU
-from flopcast.roofline.stream.library.layers import are_alike
+from flopcast.roofline.stream.library.layers import pattern_of
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
-from flopcast.roofline.stream.model.models import Config, depth_of, has_layers_of_two_kinds, with_depth
+from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced, check_step
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 from flopcast.roofline.stream.ops.to_buckets import BUCKET_EACH, to_buckets
-from flopcast.roofline.stream.ops.to_depth import to_depth
+from flopcast.roofline.stream.ops.to_groups import Pattern, unfolded
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.ops.to_width import reference_of, to_width
 
@@ -68,30 +68,28 @@ def _pipeline(config: Config, traced: Traced, trace: Trace | None) -> Stream:
 
 
 def _rank_stream(config: Config, traced: Traced, *, vary: Vary | None, trace: Trace | None) -> Stream:
-    depth = depth_of(config) // traced.layout.pp
+    depth, pattern = depth_of(config) // traced.layout.pp, folding(config, traced)
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
-            return _finished(_follow(config, traced, vary), traced, depth)
+            return _finished(unfolded(_follow(config, traced, vary), pattern or Pattern(), depth), traced)
     if as_traced(traced) != traced:
         few = get_stream(config, as_traced(traced), vary=vary, trace=trace)
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
     base = folded(config, traced)
-    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config, traced), vary=vary)
-    if is_folded(config, traced) and found.depth == folded_depth(traced):
+    found = _find_or_trace(base, traced, trace, is_folded=pattern is not None, vary=vary)
+    if pattern is not None:
         with suppress(NotDerivable):
-            return _finished(found, traced, depth)
+            return _finished(unfolded(found, pattern, depth), traced)
     # the layers differ from one another although the config does not say so: they cannot be folded
     if base != config:
         found = _find_or_trace(config, traced, trace, is_folded=False, vary=vary)
-    return _finished(found, traced, found.depth)
+    return _finished(found, traced)
 
 
-def _finished(stream: Stream, traced: Traced, depth: int | None) -> Stream:
-    """Returns a stored stream at a depth, and of DistributedDataParallel with its gradients in torch's buckets. Raises
-    NotDerivable."""
-    found = stream if depth is None else to_depth(stream, depth)
-    return to_buckets(found) if has_bucket_each(traced) else found
+def _finished(stream: Stream, traced: Traced) -> Stream:
+    """Returns an unfolded stream, of DistributedDataParallel with its gradients in torch's buckets."""
+    return to_buckets(stream) if has_bucket_each(traced) else stream
 
 
 def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> bool:
@@ -138,12 +136,9 @@ def _source(config: str, traced: Traced) -> Stream:
 
 def folded(config: Config, traced: Traced) -> Config:
     """Returns the config at the depth at which its stream is stored."""
-    return with_depth(config, folded_depth(traced) * traced.layout.pp) if is_folded(config, traced) else dict(config)
-
-
-def folded_depth(traced: Traced) -> int:
-    """Returns the depth at which models of alike layers are traced."""
-    return FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
+    pattern = folding(config, traced)
+    few = FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
+    return dict(config) if pattern is None else with_depth(config, pattern.depth_of(few) * traced.layout.pp)
 
 
 def has_bucket_each(traced: Traced) -> bool:
@@ -152,19 +147,26 @@ def has_bucket_each(traced: Traced) -> bool:
     return traced.layout.reduces_gradients and traced.mode == "eager"
 
 
-def is_folded(config: Config, traced: Traced) -> bool:
-    """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
-    once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
-    eager inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for
-    ZeRO-1, which divides the parameters of all layers among the ranks, and for compiled steps of
-    DistributedDataParallel."""
-    is_alike = not has_layers_of_two_kinds(config, traced.seq) and not traced.finetune.startswith("last=")
-    is_alike &= traced.phase == "train" or traced.mode != "eager"
-    is_alike &= traced.layout.kind != "zero1"
+def folding(config: Config, traced: Traced) -> Pattern | None:
+    """Returns by which pattern the model's stream is unfolded from one of few layers; None where it is stored with all
+    of them. So is that of a single layer, which is first and last at once, and of a model that freezes some layers. So
+    is eager inference: what a layer takes lives until the next but one, of which three layers show no example. So is
+    ZeRO-1, which divides the parameters of all layers among the ranks, and compiled steps of
+    DistributedDataParallel. Groups of layers are unfolded in eager steps, as no pipeline divides them."""
+    layout = traced.layout
+    is_whole = traced.finetune.startswith("last=") or layout.kind == "zero1"
+    is_whole |= traced.phase != "train" and traced.mode == "eager"
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
-    is_alike &= traced.mode == "eager" or not traced.layout.reduces_gradients
-    depth = depth_of(config) // traced.layout.pp
-    return depth >= folded_depth(traced) - 1 and is_alike and are_alike(config)
+    is_whole |= traced.mode != "eager" and layout.reduces_gradients
+    depth = depth_of(config) // layout.pp
+    few = FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
+    if is_whole or depth < few - 1:
+        return None
+    pattern = pattern_of(config, traced.seq)
+    if pattern is None or pattern.is_of_one:
+        return pattern
+    groups = pattern.groups_of(depth) or 0
+    return pattern if groups > few and traced.mode == "eager" and layout.pp == 1 else None
 
 
 def as_traced(traced: Traced) -> Traced:

@@ -246,10 +246,8 @@ def model_from(
     return make_config(depth=depth, **given)
 
 
-# Families of transformers whose windows have this many keys where the config does not say, and those in which some
-# layers have one and others none, by a pattern of their own where no `layer_types` says which.
+# Families of transformers whose windows have this many keys where the config does not say.
 _USUAL_WINDOW = {"mistral": 4096, "gemma2": 4096, "gemma3_text": 4096, "cohere2": 4096, "olmo3": 4096, "gpt_oss": 128}
-_PATTERNED = ("gemma2", "gemma3_text", "cohere2", "olmo3", "gpt_oss")
 
 
 def has_windows(config: Config, seq: int) -> bool:
@@ -260,14 +258,3 @@ def has_windows(config: Config, seq: int) -> bool:
         return False
     types = config.get("layer_types")
     return bool(seq >= window and (types is None or "sliding_attention" in types))
-
-
-def has_layers_of_two_kinds(config: Config, seq: int) -> bool:
-    """Whether layers with a window follow others without one, which `layer_types` need not say."""
-    if types := config.get("layer_types"):
-        return len(set(types)) > 1
-    if not has_windows(config, seq):
-        return False
-    if config["model_type"].startswith("qwen"):
-        return 0 < int(config.get("max_window_layers", 28)) < depth_of(config)
-    return config["model_type"] in _PATTERNED

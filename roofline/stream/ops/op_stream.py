@@ -166,6 +166,7 @@ class Meta(TypedDict, total=False):
     optimizer: str
     accumulate: Size
     layer_params: Count
+    params_of_layers: list[Count]  # of a model whose layers have not all the same
     repeated: list[tuple[Count, Count, Size]]  # ops from the first to before the second run so many times
     config: dict[str, Any]
 

@@ -216,7 +216,7 @@ class _Unfolding:
             is_of_all = layer is None or (layer == 0 and phase == "optimizer")
             freed = self._freed(op) if is_of_all else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
-        module = _rename(module, home, layer)
+        module = rename_layer(module, home, layer)
         fields = name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane, ()
         return tuple.__new__(Op, fields)  # as Op(*fields), which calls a function first
 
@@ -495,7 +495,7 @@ def _storage_roles(stream: Stream) -> list[Any]:
     for op in stream.ops:
         if op.layer is None:
             continue
-        part = op.phase, op.name, _rename(op.module, op.layer, -1)
+        part = op.phase, op.name, rename_layer(op.module, op.layer, -1)
         counts[part, op.layer] += 1
         for operand, tensor in enumerate((*op.inputs, *op.outputs)):
             storage = stream.tensors[tensor].storage
@@ -505,7 +505,7 @@ def _storage_roles(stream: Stream) -> list[Any]:
 
 
 @lru_cache(maxsize=65536)
-def _rename(module: str, old: int | None, new: int | None) -> str:
+def rename_layer(module: str, old: int | None, new: int | str | None) -> str:
     """Replaces the layer in a module's name: model.layers.1.mlp -> model.layers.7.mlp."""
     if old is None or old == new:
         return module

@@ -18,6 +18,7 @@ import transformers
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flopcast.gc_pause import no_garbage_collection, older_kept
+from flopcast.microbench.recipe.training_step import has_equal_layers
 from flopcast.roofline.stream.ops.op_stream import Op, Stream
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.lanes import Lanes
@@ -196,16 +197,19 @@ def record_step(
         run()
     _register_cache(recorder, step, "new cache")
     place(recorder)
-    layer_params = sum(map(_stands_for, modules.layers[0].parameters())) if modules.layers is not None else 0
+    layers = modules.layers
+    of_layers = [sum(map(_stands_for, layer.parameters())) for layer in layers or ()]
+    depth = None if layers is None or not has_equal_layers(layers) else len(layers)
     return Stream(
         ops=_place_optimizer(recorder.ops, recorder),
         tensors=tuple(recorder.tensors),
         storages=tuple(recorder.storages),
         n_params=sum(map(_stands_for, parameters)),
-        depth=len(modules.layers) if modules.layers is not None else None,
+        depth=depth,
         meta={
             **(meta or {}),
-            "layer_params": layer_params,
+            "layer_params": 0 if depth is None else of_layers[0],
+            **({"params_of_layers": of_layers} if depth is None and of_layers else {}),
             "torch": torch.__version__.split("+")[0],
             "transformers": transformers.__version__,
         },

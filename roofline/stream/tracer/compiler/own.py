@@ -25,6 +25,7 @@ from flopcast.microbench.recipe.training_step import (
     build_module,
     causal_lm_batch,
     find_layers,
+    has_equal_layers,
 )
 from flopcast.roofline.stream.model.models import depth_of
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -58,7 +59,7 @@ def record_own(asked: Asked, gpu: Gpu, kept: Kept) -> Stream:
         if not asked.is_own and isinstance(step, TrainingStep):
             layers = find_layers(step.model)
             step.model = torch.compile(step.model, mode=TORCH_MODES[asked.mode])  # type: ignore[assignment]
-            if layers is not None and len(layers) == depth_of(asked.config or {}):
+            if layers is not None and len(layers) == depth_of(asked.config or {}) and has_equal_layers(layers):
                 with _first_alone(layers):
                     step.run()
         step.run()

@@ -18,7 +18,6 @@ from flopcast.roofline.stream.model.models import (
     check_config,
     context_of,
     depth_for,
-    has_layers_of_two_kinds,
     has_windows,
     ladder,
     load_config,
@@ -195,6 +194,3 @@ def test_layers_with_windows() -> None:
     assert not has_windows(qwen, 65)
     assert has_windows(used, 65)
     assert not has_windows({**gemma, "layer_types": ["full_attention"] * 4}, 65)
-    mixed = [mistral, qwen, used, {**used, "max_window_layers": 0}, {**used, "max_window_layers": 4}, gemma]
-    assert [has_layers_of_two_kinds(config, 65) for config in mixed] == [False, False, True, False, False, True]
-    assert not has_layers_of_two_kinds(gemma, 63)

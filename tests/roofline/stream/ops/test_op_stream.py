@@ -18,13 +18,10 @@ from flopcast.roofline.stream.model.models import with_depth
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
+from tests.roofline.stream.same_streams import assert_same, facts
 
 Tracing = Callable[..., Stream]
 RUNS = [(device, optimizer) for device in ("cuda", "cpu") for optimizer in ("adamw", "adamw-fused")]
-
-
-def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
-    return op.name, op.phase, op.layer, op.module, op.kind, op.written, stream.call(op).key
 
 
 @pytest.mark.parametrize(
@@ -48,23 +45,7 @@ def test_three_layers_unfold_to_what_five_give(tiny: dict[str, Any], traced: Tra
     unfolded = to_depth(traced(tiny, folded=False, **run), 5)
     real = traced(with_depth(tiny, 5), folded=False, **run)
     assert unfolded.depth == real.depth == 5
-    assert unfolded.n_params == real.n_params
-    assert unfolded.parameter_bytes == real.parameter_bytes
-    assert [facts(unfolded, op) for op in unfolded.ops] == [facts(real, op) for op in real.ops]
-    assert [len(op.freed) for op in unfolded.ops] == [len(op.freed) for op in real.ops]
-    # the same storages up to their numbers: every op touches and frees the same ones
-    there: dict[int, int] = {}
-    back: dict[int, int] = {}
-    for a, b in zip(unfolded.ops, real.ops, strict=True):
-        pairs = [
-            (unfolded.tensors[i].storage, real.tensors[j].storage)
-            for i, j in zip(a.inputs + a.outputs, b.inputs + b.outputs, strict=True)
-        ]
-        for mine, other in pairs:
-            assert there.setdefault(mine, other) == other, (a.name, a.layer)
-            assert back.setdefault(other, mine) == mine, (a.name, a.layer)
-        assert {there[s] for s in a.freed if s in there} == set(b.freed) & set(back)
-    assert all(unfolded.storages[a] == real.storages[b] for a, b in there.items())
+    assert_same(unfolded, real)
 
 
 def test_other_depths(tiny: dict[str, Any], traced: Tracing) -> None:
