@@ -78,20 +78,17 @@ class InferenceStep:
 
     @property
     def cached(self) -> list[tuple[torch.Tensor, int]]:
-        """The tensors that the cache holds now, each with its layer."""
-        return [
-            (tensor, index)
-            for index, layer in enumerate(self.cache.layers if self.cache is not None else ())
-            for tensor in (layer.keys, layer.values)
-            if tensor is not None
-        ]
+        """The tensors that the cache holds now, each with its layer: keys and values, or states that do not grow."""
+        layers = enumerate(self.cache.layers if self.cache is not None else ())
+        return [(tensor, index) for index, layer in layers for tensor in _held(layer) if tensor is not None]
 
     @property
     def lengths(self) -> list[tuple[torch.Tensor, int]]:
         """Of a static cache, how many tokens each layer holds, which is read on the device."""
         if self.cache is None or self.cache_kind == "dynamic":
             return []
-        return [(layer.cumulative_length, index) for index, layer in enumerate(self.cache.layers)]
+        layers = enumerate(self.cache.layers)
+        return [(layer.cumulative_length, index) for index, layer in layers if hasattr(layer, "cumulative_length")]
 
     def refill(self) -> None:
         """Makes the cache as it is before a call: empty, or with the keys and values of the context."""
@@ -101,37 +98,53 @@ class InferenceStep:
         from transformers import DynamicCache
 
         config: Any = self.model.config
-        self.cache = DynamicCache(config=config)
         if self.phase == "prefill":
+            self.cache = DynamicCache(config=config)
             return
-        heads, head_dim, dtype = self._keys()
-        shape = (self.input_ids.shape[0], heads, self.context, head_dim)
-        for index in range(config.num_hidden_layers):
-            keys, values = (torch.zeros(shape, dtype=dtype, device=self.input_ids.device) for _ in range(2))
-            self.cache.update(keys, values, index)
-            layer = self.cache.layers[index]  # without the copies that `update` makes
-            layer.keys, layer.values = keys, values
+        if self.cache is None:
+            self.cache = self._of_one_token()
+        for layer in self.cache.layers:
+            if _has_keys(layer):  # without the copies that the layer's `update` makes
+                kept = min(self.context, layer.sliding_window - 1) if layer.is_sliding else self.context
+                layer.keys, layer.values = (_zeros(tensor, kept) for tensor in (layer.keys, layer.values))
+                if hasattr(layer, "cumulative_length"):
+                    layer.cumulative_length = self.context
 
     def _refill_static(self) -> None:
         if self.cache is None:
             from transformers import StaticCache
 
-            heads, head_dim, dtype = self._keys()
             config: Any = self.model.config
             self.cache = StaticCache(config=config, max_cache_len=self.context + NEW_TOKENS)
-            self.cache.early_initialization(self.input_ids.shape[0], heads, head_dim, dtype, self.input_ids.device)
-        for length, _ in self.lengths:
-            length.fill_(0 if self.phase == "prefill" else self.context)
+            for index, filled in enumerate(self._of_one_token().layers):
+                if _has_keys(filled):
+                    self.cache.layers[index].lazy_initialization(_zeros(filled.keys, 0), _zeros(filled.values, 0))
+                else:
+                    self.cache.layers[index] = filled
+        self._set_lengths(0 if self.phase == "prefill" else self.context)
         self._places = NEW_TOKENS
 
-    def _keys(self) -> tuple[int, int, torch.dtype]:
-        """Heads of keys and values, their width and dtype."""
-        config: Any = self.model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if self.precision == "autocast-bf16":
-            return heads, head_dim, torch.bfloat16
-        return heads, head_dim, next(self.model.parameters()).dtype
+    def _of_one_token(self) -> Any:
+        """A cache as a call of one token leaves it, which alone says what a model keeps of each layer: keys wider than
+        values (DeepSeek-V3), of fewer heads than the config counts (Falcon), or a state that does not grow."""
+        from transformers import DynamicCache
+
+        model: Any = getattr(self.model, "_orig_mod", self.model)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad(), self.autocast():
+            model(input_ids=self.input_ids[:, :1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    def _set_lengths(self, tokens: int) -> None:
+        """Says to a static cache how many tokens it holds; one with a window counts on the host, too, those gone by."""
+        if self.lengths:  # a model may keep states alone
+            torch._foreach_zero_([length for length, _ in self.lengths])
+        for length, index in self.lengths:
+            layer = self.cache.layers[index]
+            if tokens:
+                length.fill_(min(tokens, layer.max_cache_len))
+            if hasattr(layer, "cumulative_length_int"):
+                layer.cumulative_length_int = tokens
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "autocast-bf16":
@@ -166,9 +179,23 @@ class InferenceStep:
             return {}
         from transformers.masking_utils import create_masks_for_generate
 
-        torch._foreach_zero_([length for length, _ in self.lengths])
+        self._set_lengths(0)
         # no mask: a model that is told so needs not ask the device whether the cache is empty
         embeddings = torch.empty((*self.input_ids.shape, 0), device=self.input_ids.device)
         config: Any = self.model.config
         masks = create_masks_for_generate(config, embeddings, None, None)
         return {"attention_mask": masks} if isinstance(masks, dict) else {}
+
+
+def _has_keys(layer: Any) -> bool:
+    return getattr(layer, "keys", None) is not None
+
+
+def _held(layer: Any) -> list[torch.Tensor | None]:
+    states = (getattr(layer, name, None) or {} for name in ("conv_states", "recurrent_states"))
+    return [getattr(layer, "keys", None), getattr(layer, "values", None), *(s for held in states for s in held.values())]
+
+
+def _zeros(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Keys or values like these, [batch, heads, tokens, width], of so many tokens."""
+    return tensor.new_zeros((*tensor.shape[:-2], tokens, tensor.shape[-1]))

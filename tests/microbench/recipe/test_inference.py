@@ -56,6 +56,55 @@ def test_every_round_of_decodes_begins_with_the_same_cache(monkeypatch: pytest.M
     assert set(timing.backward_seconds) == {0.0}
 
 
+# Families that keep something else than the heads and widths of their config: latents, the one head of several queries,
+# the last tokens of a window, states that do not grow.
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+}
+KEEPERS: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16,
+                    "qk_nope_head_dim": 16, "v_head_dim": 8, "first_k_dense_replace": 2},
+    "falcon": {},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "pad_token_id": 0},
+    "lfm2": {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {"num_key_value_heads": 2, "head_dim": 16, "mlp_only_layers": [0, 1],
+                   "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4,
+                   "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_a_decode_begins_with_what_a_prompt_leaves(kind: str) -> None:
+    config = {"model_type": kind, **_SIZES, **KEEPERS[kind]}
+    steps = {
+        phase: build_inference(config, CPU, Recipe(phase=phase, precision="bf16", context=24, batch=2))
+        for phase in ("prefill", "decode")
+    }
+    steps["prefill"].run()
+    steps["decode"].refill()
+    prompt, begun = ([(tuple(t.shape), t.dtype, layer) for t, layer in step.cached] for step in steps.values())
+    assert begun == prompt
+    lengths = [step.cache.get_seq_length() for step in steps.values()]
+    assert lengths == [24, 24]
+    steps["decode"].run()
+    assert steps["decode"].cache.get_seq_length() == 25
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_a_static_cache_has_the_places_that_a_model_fills(kind: str) -> None:
+    config = {"model_type": kind, **_SIZES, **KEEPERS[kind]}
+    step = build_inference(config, CPU, Recipe(phase="decode", precision="bf16", context=24, batch=2, cache="static"))
+    step.run()
+    before = [(tensor.data_ptr(), tensor.shape) for tensor, _ in step.cached]
+    step.run()
+    assert [(tensor.data_ptr(), tensor.shape) for tensor, _ in step.cached] == before
+    assert int(step.cache.get_seq_length()) == 26
+
+
 def test_a_static_cache_stays_and_begins_anew_where_it_is_full() -> None:
     step = build_inference(TINY, CPU, Recipe(phase="decode", precision="bf16", context=24, batch=2, cache="static"))
     step.refill()

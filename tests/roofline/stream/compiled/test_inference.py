@@ -20,7 +20,7 @@ from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.step.memory import cache_bytes, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.compiled import stream_of
-from flopcast.roofline.stream.library.streams import is_folded
+from flopcast.roofline.stream.library.streams import folding
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -99,7 +99,7 @@ def test_a_call_holds_its_weights_and_the_places_of_its_cache(phase: str) -> Non
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_any_depth_follows(phase: str) -> None:
-    assert is_folded(config(9), run_of(phase).traced_on("cuda 9.0 132"))
+    assert folding(config(9), run_of(phase).traced_on("cuda 9.0 132"))
     deep, whole = to_depth(compiled(phase), 9), compiled(phase)
     assert sum(n for (kind, _), n in products(deep).items() if kind == "attention") == 9
     layer = (whole.parameter_bytes - 512 * 256 * 2 - 256 * 2) // DEPTH
