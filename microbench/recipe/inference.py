@@ -31,9 +31,9 @@ def build_inference(
     torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
     attention = attention_implementation(recipe.attention)
     with torch.device(device):
-        model = build_for_inference(config, attention, recipe.precision, recipe.base_dtype)
+        model: Any = build_for_inference(config, attention, recipe.precision, recipe.base_dtype)
     tokens = recipe.context if recipe.phase == "prefill" else 1
-    ids = torch.randint(0, int(config["vocab_size"]), (recipe.batch, tokens), device=device)
+    ids = torch.randint(0, int(model.config.vocab_size), (recipe.batch, tokens), device=device)
     return InferenceStep(
         model, ids, recipe.precision, device.type, recipe.phase, recipe.context, cache_kind=recipe.cache_kind
     )

@@ -85,8 +85,8 @@ def build_parallel(
     if layout.pp > 1:
         return build_pipeline(config, layout, mesh, device, recipe, foreach=foreach, bucket_mib=bucket_mib)
     with torch.device(device):
-        model = build_model(config, precision=recipe.precision, checkpoint=recipe.checkpoint)
-        tokens = torch.randint(0, int(config["vocab_size"]), (recipe.batch, recipe.seq))
+        model: Any = build_model(config, precision=recipe.precision, checkpoint=recipe.checkpoint)
+        tokens = torch.randint(0, int(model.config.vocab_size), (recipe.batch, recipe.seq))
     sequence_mesh = _sequence_mesh(layout, device)
     if sequence_mesh is not None:
         _attend_without_masks(model)

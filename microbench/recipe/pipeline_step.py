@@ -118,7 +118,7 @@ def build_pipeline(
     with torch.device(device):
         model: Any = build_model(stage_config(config, layout.pp), precision=precision, checkpoint=recipe.checkpoint)
         stage = Stage(model, is_first=is_first, is_last=is_last, device=device, autocasts=autocasts)
-        tokens = torch.randint(0, int(config["vocab_size"]), (recipe.batch * accumulate, recipe.seq))
+        tokens = torch.randint(0, int(model.config.vocab_size), (recipe.batch * accumulate, recipe.seq))
     is_tied = bool(model.config.tie_word_embeddings)
 
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ def build_pipeline(
 def stage_config(config: Mapping[str, Any], stages: int) -> dict[str, Any]:
     """The config of a model of one stage's layers. Raises UsageError for layers of several types, which differ from
     stage to stage."""
-    name = "num_hidden_layers"
+    name = "num_hidden_layers" if "num_hidden_layers" in config else "n_layer"
     found = {**config, name: int(config[name]) // stages}
     if types := config.get("layer_types"):
         if len(set(types)) > 1:

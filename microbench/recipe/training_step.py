@@ -157,13 +157,15 @@ def build_model(
     in fp32 (rotary frequencies) would be cast too.
     Raises ValueError when transformers does not know the `model_type` or refuses a field.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     # a copy: transformers writes into nested fields (rope_scaling)
     fields = {
         name: deepcopy(value) for name, value in config.items() if name not in ("architectures", "dtype", "torch_dtype")
     }
     transformers_config = AutoConfig.for_model(**fields)
+    if type(transformers_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError("transformers has no causal language model of it; give another model by --module")
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
         transformers_config,
         attn_implementation=None if attention == "sdpa" else attention,

@@ -59,7 +59,14 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
 
 
 def _pipeline(config: Config, traced: Traced, trace: Trace | None) -> Stream:
-    """Returns the stream of a pipeline's last stage, which knows those of the others, with the parameters of all."""
+    """Returns the stream of a pipeline's last stage, which knows those of the others, with the parameters of all. Raises
+    UsageError for layers of several kinds, which differ from stage to stage."""
+    pattern = pattern_of(config, traced.seq)
+    if pattern is None or not pattern.is_of_one:
+        raise UsageError(
+            f"pp={traced.layout.pp} of a {config['model_type']}: its layers are of several kinds, which stages are not "
+            "modelled to differ in; divide its parameters by fsdp, tp or ep instead"
+        )
     ranks = traced.layout.distinct_ranks
     *before, last = (_rank_stream(config, replace(traced, rank=rank), vary=None, trace=trace) for rank in ranks)
     twice = config["vocab_size"] * config["hidden_size"] if config.get("tie_word_embeddings") else 0
