@@ -27,6 +27,7 @@ SUITES = {
     "bitsandbytes": "QLoRA and AdamW in 8 bits, by bitsandbytes",
     "precisions": "Steps in fp32, tf32, fp16 and bf16",
     "adamw-triton": "AdamW with clipping inside",
+    "architectures": "Architectures that no kernel was measured for",
 }
 
 TIMED_ONCE = (
@@ -41,7 +42,8 @@ def is_seen(row: StepComparison) -> bool:
     gradients is of four decodes, and that another kernel puts a large cache together was found in a fifth; that Muon
     copies what it adds to, and that its and Adafactor's Python is a call a tensor, was found in their steps; in those
     of QLoRA that residuals behind a frozen embedding were never released; two prefills in int4 showed that products of
-    so many rows had to be measured, and that hot ones of few rows must not speak for them."""
+    so many rows had to be measured, and that hot ones of few rows must not speak for them. That layers
+    differ beyond those that are traced was found in Qwen3-Next's step."""
     plan = row.plan
     if plan.group == "inference":
         seen = ("llama-3.2-1b", 32, "eager"), ("qwen3-4b", 1, "eager"), ("qwen3-4b", 1, "compile-graphs")
@@ -49,6 +51,8 @@ def is_seen(row: StepComparison) -> bool:
     if plan.group == "quantised":
         first = ("llama-3.2-1b", 8), ("qwen3-4b", 1)
         return (plan.phase, plan.base_dtype) == ("prefill", "int4") and (plan.name, plan.batch) in first
+    if plan.group == "architectures":
+        return plan.name == "qwen3-next-d4"
     if plan.group == "images":
         return plan.name.startswith("convnext_tiny") or plan.name in ("efficientnet_b0@nhwc", "resnet18@288@nhwc")
     is_of_optimizer = plan.optimizer in ("muon", "adafactor-foreach") and plan.name == "qwen3-0.6b"
