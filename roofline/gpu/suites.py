@@ -30,8 +30,9 @@ FP8 = "fp8"  # products of e4m3 operands, Triton's and torch's, at the same rand
 OPTIMIZERS = "optimizers"  # only flopcast's AdamW, with clipping and without, over models' lists of parameters
 OF_TRITON = (FUSED, ATTENTION, PRODUCTS, BANDS, FP8, OPTIMIZERS)
 INFERENCE, FINE_TUNE, IMAGES = "inference", "fine-tune", "images"  # only what these launch beside `standard`
+HEADS = "heads"  # torch's attention with heads of 80, 96, 192 and 256 columns
 PRECISIONS = "precisions"  # products in fp32, tf32 and fp16, and what fp16 and experts in bf16 launch
-SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES, PRECISIONS)
+SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES, HEADS, PRECISIONS)
 HOT_BYTES = 128 * 1024**2  # calls above about twice the largest L2 have no hot operands
 
 

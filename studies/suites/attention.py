@@ -135,6 +135,32 @@ def _banded(rng: random.Random, head_dim: int, window: int, documents: int) -> A
     return replace(whole, window=window, documents=documents)
 
 
+# Of `bench --suite heads`, by head size and mask: those of Phi-2 and ViT-H (80), Phi-3 (96), DeepSeek-V3's queries and
+# keys (192), Gemma, Pythia and Qwen3-Next (256). cuDNN and flash, forward and backward, cold.
+HEADS = {
+    "fit": ((10, True, 80), (8, False, 80), (14, True, 96), (10, True, 192), (24, True, 256)),
+    "holdout": ((4, True, 80), (3, False, 80), (5, True, 96), (4, True, 192), (8, True, 256)),
+}
+HEADS_RANGE = Range(groups=(1, 1, 2, 4, 4, 8), max_flops=4e11)
+
+
+def head_cases() -> list[SuiteCase]:
+    """Of torch's attention with other heads than 64 and 128 columns; none of the holdout's is among the fit's."""
+    taken: set[Attention] = set()
+    cases = []
+    for role, kinds in HEADS.items():
+        rng = random.Random(SEEDS[role] + 200)
+        for count, causal, head_dim in kinds:
+            shapes = list(distinct(partial(draw, rng, causal, head_dim, HEADS_RANGE), taken, count))
+            cases += [
+                SuiteCase(both, backend, "cold", role)
+                for backend in ("sdpa-cudnn", "sdpa-flash")
+                for shape in shapes
+                for both in directions(shape)
+            ]
+    return cases
+
+
 def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:
     """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
     for case in cases:

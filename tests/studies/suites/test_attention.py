@@ -18,6 +18,7 @@ from studies.suites.attention import (
     attention_cases,
     banded_cases,
     directions,
+    head_cases,
     triton_cases,
 )
 
@@ -94,3 +95,15 @@ def test_windows_and_documents_of_the_suite_are_few_kernels_and_judged_apart() -
     assert any(shape.window and shape.documents for shape in found)
     # each forward has its backward, and a window and its whole triangle compare
     assert all(replace(shape, direction="bwd") in found for shape in found)
+
+
+def test_other_heads_are_of_published_models_and_judged_apart() -> None:
+    cases = head_cases()
+    assert suites.load(suites.HEADS) == cases
+    fit, held = ({c.shape for c in cases if c.role == role} for role in ("fit", "holdout"))
+    assert not fit & held
+    assert {s.head_dim for s in shapes(cases)} == {80, 96, 192, 256}
+    for own in (fit, held):
+        counts = Counter((c.backend, s.direction) for c, s in zip(cases, shapes(cases), strict=True) if c.shape in own)
+        assert set(counts) == {(backend, direction) for backend in BACKENDS for direction in ("fwd", "bwd")}
+        assert len(set(counts.values())) == 1
