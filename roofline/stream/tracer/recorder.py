@@ -34,6 +34,8 @@ _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
     torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
     torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64", torch.float8_e4m3fn: "fp8",
+    # of which no kernel is measured, as of integers with a sign; seeds of random numbers are such
+    torch.uint64: "int64", torch.uint32: "int32", torch.uint16: "int16",
 }  # fmt: skip
 
 # Calls that read a value back to the host, which waits for the device.

@@ -183,6 +183,14 @@ def test_what_is_not_modelled_is_refused(name: str) -> None:
         assert cause.finding.topic is topic
 
 
+def test_integers_without_a_sign_are_as_those_with_one() -> None:
+    """Such as the seeds of random numbers that inductor's graphs take."""
+    numbers = {torch.uint16: "int16", torch.uint32: "int32", torch.uint64: "int64"}
+    for dtype, name in numbers.items():
+        stream = trace_module(on_a_weight(lambda p, dtype=dtype: p * p.detach().to(dtype).float()))
+        assert name in {ref.operand.dtype for ref in stream.tensors}
+
+
 @pytest.mark.parametrize("name", ["module.compile()", "compiled function"])
 def test_a_module_that_exists_is_looked_at_too(name: str) -> None:
     module, batch, *_ = REFUSED[name][0]()
