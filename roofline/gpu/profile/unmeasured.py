@@ -35,6 +35,7 @@ from flopcast.roofline.stream.lowering.variants import SurfaceKey, twin_of
 TWIN, OTHER_CACHE, SAME_DTYPES, SAME_CLASS, NOTHING = 0.10, 0.15, 0.25, 0.35, 0.50
 OTHER_BACKEND = 0.15
 RELATIVES = 7  # at most so many, the most alike
+REACH = 16.0
 Answer = tuple[float, float, str]  # seconds, sigma, source
 
 
@@ -144,6 +145,8 @@ class Fallback:
         return [(t, s, f"{other}, other cache") for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
     def _relatives(self, wanted: SurfaceKey, relatives: list[SurfaceKey], works: Sequence[WorkLike]) -> list[Answer]:
+        if wanted.op_class == "reduction":  # one of many results is not like those of few: they leave most of a GPU idle
+            relatives = [name for name in relatives if self._reaches(name, works)] or relatives
         best = max(_likeness(wanted, name) for name in relatives)
         chosen = [name for name in relatives if _likeness(wanted, name) == best]
         # of equals, those with most points
@@ -158,6 +161,14 @@ class Fallback:
         seconds, sigma = np.exp(median(logs)), np.hypot(spread, added)
         source = f"{wanted.op_class} like {chosen[0].backend} {chosen[0].variant}"
         return [(t, s, source) for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
+
+    def _reaches(self, name: SurfaceKey, works: Sequence[WorkLike]) -> bool:
+        """Whether some work is of sizes within a factor of REACH of those that were measured of this relative."""
+        points = np.array(self.surfaces[name].features)
+        width = min(points.shape[1], len(works[0].features))
+        asked = np.array([work.features[:width] for work in works])
+        low, high = points[:, :width].min(axis=0) - np.log2(REACH), points[:, :width].max(axis=0) + np.log2(REACH)
+        return bool(((asked >= low) & (asked <= high)).all(axis=1).any())
 
     def _shift(self, wanted: SurfaceKey, name: SurfaceKey) -> float:
         """log of the factor on a relative's time: cache state, and the dtypes' matrix rates."""
@@ -174,12 +185,13 @@ class Fallback:
         return shift
 
 
-def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, int, bool, bool]:
+def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, float, bool, bool]:
     """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache. Experts' grouped
     products, of three points a layout, are like each other alone."""
     # a sum over dimensions between others strides as one over the first does: no row of its own for each result
     own, its = ({token.replace("mix", "col") for token in n.variant.tokens} for n in (wanted, name))
-    shared = len(own & its)
+    plain, others = ({token.rstrip("~") for token in tokens} for tokens in (own, its))  # of results in order
+    shared = len(own & its) / 2 + len(plain & others) / 2
     results = [n.variant.dtypes.rpartition(">")[2] for n in (wanted, name)]
     return (
         name.variant.dtypes == wanted.variant.dtypes,
