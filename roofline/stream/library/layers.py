@@ -11,25 +11,19 @@ import json
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from flopcast.files import cache_folder, read_own
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import relevant, versions
-from flopcast.roofline.stream.model.models import Config, depth_of, has_windows, with_depth
+from flopcast.roofline.stream.model.models import Config, has_windows, with_depth
 from flopcast.roofline.stream.ops.to_groups import Pattern
-
-if TYPE_CHECKING:
-    import torch
 
 # Families whose classes build one kind of layer whatever the config says, but for windows: nothing is built to answer.
 _UNIFORM = ("gpt2", "llama", "mistral", "qwen3")
 # Families whose layers differ by their window alone, where it is shorter than the sequence. In others layers without a
 # window differ from those with one by more: those of Cohere2 rotate nothing.
 _BY_WINDOW = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen3", "qwen3_moe")
-# What is written into a layer that says which one it is, or how its numbers are made, but not what it launches.
-_OF_NO_MATTER = ("layer_idx", "layer_id", "layer_index", "layer_number", "idx", "scaling", "scale", "norm_factor")
 
 
 def pattern_of(config: Config, seq: int) -> Pattern | None:
@@ -62,14 +56,17 @@ def _answered(config: str, *, has_windows: bool) -> Pattern | None:
 
 
 def _built(config: Config, *, has_windows: bool) -> Pattern | None:
-    kinds = _kinds(config, has_windows=has_windows)
+    with no_garbage_collection():
+        from flopcast.roofline.stream.tracer.layer_kinds import kinds_of_layers
+
+        kinds = kinds_of_layers(config, has_windows=has_windows)
     if len(set(kinds)) <= 1:
         return Pattern()
     found = pattern_in(kinds)
     if found is None:
         return None
-    few = found.depth_of(2)
-    alike = _kinds(with_depth(config, few), has_windows=has_windows) == kinds[:few]
+    few = found.depth_of(3)  # as `pattern_in` has at least
+    alike = kinds_of_layers(with_depth(config, few), has_windows=has_windows) == kinds[:few]
     return found if alike else None
 
 
@@ -84,40 +81,3 @@ def pattern_in(kinds: Sequence[Hashable]) -> Pattern | None:
         if all(kinds[i] == kinds[i + period] for i in range(first, depth - period))
     ]
     return min(found, key=lambda pattern: pattern.depth_of(3), default=None)
-
-
-def _kinds(config: Config, *, has_windows: bool) -> list[Hashable]:
-    """What is launched of each layer, as far as its modules say. Empty where there is no one stack of layers."""
-    with no_garbage_collection():
-        import torch
-
-        from flopcast.microbench.recipe.training_step import build_model, find_layers
-
-        try:
-            with torch.device("meta"):
-                model = build_model(config)
-        except Exception:  # as the trace will say
-            return []
-    layers = find_layers(model)
-    if layers is None or len(layers) != depth_of(config):
-        return []
-    return [_kind_of(layer, has_windows=has_windows) for layer in layers]
-
-
-def _kind_of(layer: torch.nn.Module, *, has_windows: bool) -> Hashable:
-    """The classes of a layer's modules, the shapes of their parameters, and their fields of one value."""
-    modules = []
-    for name, module in layer.named_modules():
-        fields = {
-            field: value
-            for field, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | None) and _matters(field, has_windows)
-        }
-        shapes = [(own, tuple(weight.shape)) for own, weight in module.named_parameters(recurse=False)]
-        modules.append((name, type(module), tuple(sorted(fields.items(), key=str)), tuple(shapes)))
-    return tuple(modules)
-
-
-def _matters(field: str, has_windows: bool) -> bool:
-    of_window = "sliding" in field or field in ("window_size", "attention_type", "layer_type")
-    return field.strip("_") not in _OF_NO_MATTER and (has_windows or not of_window)

@@ -85,7 +85,7 @@ def _rank_stream(config: Config, traced: Traced, *, vary: Vary | None, trace: Tr
             return to_micro_batches(few, traced.accumulate)
     base = folded(config, traced)
     found = _find_or_trace(base, traced, trace, is_folded=pattern is not None, vary=vary)
-    if pattern is not None:
+    if pattern is not None and found.depth in (None, pattern.depth_of(_few(traced))):
         with suppress(NotDerivable):
             return _finished(unfolded(found, pattern, depth), traced)
     # the layers differ from one another although the config does not say so: they cannot be folded
@@ -144,8 +144,12 @@ def _source(config: str, traced: Traced) -> Stream:
 def folded(config: Config, traced: Traced) -> Config:
     """Returns the config at the depth at which its stream is stored."""
     pattern = folding(config, traced)
-    few = FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
-    return dict(config) if pattern is None else with_depth(config, pattern.depth_of(few) * traced.layout.pp)
+    return dict(config) if pattern is None else with_depth(config, pattern.depth_of(_few(traced)) * traced.layout.pp)
+
+
+def _few(traced: Traced) -> int:
+    """How many layers, or groups of layers, are traced for all of them."""
+    return FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
 
 
 def has_bucket_each(traced: Traced) -> bool:
@@ -166,14 +170,13 @@ def folding(config: Config, traced: Traced) -> Pattern | None:
     # the graphs of a compiled step end where buckets do, which lie otherwise in each layer
     is_whole |= traced.mode != "eager" and layout.reduces_gradients
     depth = depth_of(config) // layout.pp
-    few = FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
-    if is_whole or depth < few - 1:
+    if is_whole or depth < _few(traced) - 1:
         return None
     pattern = pattern_of(config, traced.seq)
     if pattern is None or pattern.is_of_one:
         return pattern
     groups = pattern.groups_of(depth) or 0
-    return pattern if groups > few and traced.mode == "eager" and layout.pp == 1 else None
+    return pattern if groups > _few(traced) and traced.mode == "eager" and layout.pp == 1 else None
 
 
 def as_traced(traced: Traced) -> Traced:

@@ -137,7 +137,7 @@ def test_layers_of_two_types_are_not_folded(cache: Path) -> None:
     config = {
         "model_type": "gemma2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 512,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8,
     }  # fmt: skip
     assert get_stream(config, RUN).depth == 2
     (path,) = cache_folder("streams").rglob("*.json.gz")
