@@ -159,9 +159,11 @@ def test_steps_in_other_precisions_are_as_far_off_as_the_guide_says() -> None:
 def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
     rows = rows_of("architectures")
     assert len(rows) == 5
-    assert max(errors(rows, "device_error")) < 0.043
+    unseen = [row for row in rows if row["name"] != "qwen3-next-d4"]
+    assert max(errors(unseen, "device_error")) < 0.043
+    assert max(errors(rows, "device_error")) < 0.058
     assert max(errors(rows, "peak_error")) < 0.0008
-    assert max(errors([row for row in rows if row["bound"] != "host"], "step_error_profile_host")) < 0.29
+    assert max(errors(unseen, "step_error_profile_host")) < 0.105
     # attention of 256 columns, of which no call was measured, is forecast half as long as it is: 3% of Pythia's step
     (pythia,) = (row for row in rows if row["name"] == "pythia-1b-d6")
     assert -0.7 < float(pythia["attention_error"]) < -0.4
