@@ -16,10 +16,8 @@ import torch
 
 from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.quantised import quantise
-from flopcast.microbench.recipe.settings import QUANTISED, Recipe
+from flopcast.microbench.recipe.settings import NEW_TOKENS, QUANTISED, Recipe
 from flopcast.microbench.recipe.training_step import build_model
-
-NEW_TOKENS = 128  # for which a static cache has places behind the context, as `generate` makes it for its new tokens
 
 
 def build_inference(

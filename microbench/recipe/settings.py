@@ -41,6 +41,7 @@ ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 FUSED = ("none", "triton", "patch")
 PHASES = ("train", "prefill", "decode")
 CACHES = ("auto", "dynamic", "static")
+NEW_TOKENS = 128  # for which a static cache has places behind the context, as `generate` makes it for its new tokens
 ADAPTERS = ("lora", "qlora")  # ways to fine-tune that train adapters alone
 FINETUNES = ("full", *ADAPTERS)  # and last=N
 QUANTISED = ("fp8", "int8", "int4")  # weights of inference alone

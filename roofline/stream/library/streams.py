@@ -28,7 +28,7 @@ from typing import Literal
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
-from flopcast.microbench.recipe.settings import ONE_GPU
+from flopcast.microbench.recipe.settings import NEW_TOKENS, ONE_GPU
 from flopcast.roofline.stream.library.layers import pattern_of
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
@@ -172,7 +172,9 @@ def folding(config: Config, traced: Traced) -> Pattern | None:
     depth = depth_of(config) // layout.pp
     if is_whole or depth < _few(traced) - 1:
         return None
-    pattern = pattern_of(config, traced.seq)
+    # a cache holds the last tokens of a window, and all of a sequence where there is none
+    longest = traced.seq if traced.phase == "train" else traced.context + NEW_TOKENS
+    pattern = pattern_of(config, longest)
     if pattern is None or pattern.is_of_one:
         return pattern
     groups = pattern.groups_of(depth) or 0

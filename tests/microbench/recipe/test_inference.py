@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
+from flopcast.microbench.recipe.inference import InferenceStep, build_inference
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.recipe.settings import Recipe
+from flopcast.microbench.recipe.settings import NEW_TOKENS, Recipe
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import time_step

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep
-from flopcast.microbench.recipe.settings import QUANTISED
+from flopcast.microbench.recipe.inference import InferenceStep
+from flopcast.microbench.recipe.settings import NEW_TOKENS, QUANTISED
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import describe_ops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.stream.library import layers
 from flopcast.roofline.stream.library.layers import pattern_in, pattern_of
+from flopcast.roofline.stream.library.streams import folding
 from flopcast.roofline.stream.model.models import load_config, shipped_names, with_depth
+from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable
 from flopcast.roofline.stream.ops.to_groups import Pattern, unfolded
 from tests.roofline.conftest import Tracing
@@ -97,6 +100,14 @@ def test_windows_matter_where_they_are_shorter_than_a_sequence() -> None:
     assert [pattern_of(config, 65) for config in asked] == [Pattern(), Pattern(2, 1), Pattern(), Pattern()]
     gemma = {"model_type": "gemma3_text", **_SIZES, "num_hidden_layers": 24, "sliding_window": 64}
     assert [pattern_of(gemma, seq) for seq in (63, 65)] == [Pattern(), Pattern(0, 6)]
+
+
+def test_a_cache_is_of_the_context_however_few_tokens_a_call_takes() -> None:
+    """The layers of a compiled decode keep a window, or the whole context: one token fills no window by itself."""
+    config = {"model_type": "gemma2", **_SIZES, "num_hidden_layers": 8, "sliding_window": 1024}
+    call = Traced(batch=2, seq=1, phase="decode", mode="compile", cache="static", device="cuda 9.0 132")
+    found = [folding(config, replace(call, context=context)) for context in (512, 1024 - 128, 4096)]
+    assert found == [Pattern(), None, None]
 
 
 def test_the_layers_that_would_be_traced_may_be_alike_where_others_are_not() -> None:

@@ -11,8 +11,8 @@ import torch
 
 import flopcast
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.inference import NEW_TOKENS, InferenceStep, build_inference
-from flopcast.microbench.recipe.settings import Recipe
+from flopcast.microbench.recipe.inference import InferenceStep, build_inference
+from flopcast.microbench.recipe.settings import NEW_TOKENS, Recipe
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
