@@ -11,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flopcast.errors import UsageError
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.stream.library import layers
 from flopcast.roofline.stream.library.layers import pattern_in, pattern_of
 from flopcast.roofline.stream.library.streams import folding
 from flopcast.roofline.stream.model.models import load_config, shipped_names, with_depth
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.run import Traced, check_step
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable
 from flopcast.roofline.stream.ops.to_groups import Pattern, unfolded
 from tests.roofline.conftest import Tracing
@@ -100,6 +101,17 @@ def test_windows_matter_where_they_are_shorter_than_a_sequence() -> None:
     assert [pattern_of(config, 65) for config in asked] == [Pattern(), Pattern(2, 1), Pattern(), Pattern()]
     gemma = {"model_type": "gemma3_text", **_SIZES, "num_hidden_layers": 24, "sliding_window": 64}
     assert [pattern_of(gemma, seq) for seq in (63, 65)] == [Pattern(), Pattern(0, 6)]
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_experts_are_divided_by_whatever_name_they_have(name: str) -> None:
+    traced = Traced(batch=2, seq=32, parallel="ep=4,fsdp=4", optimizer="adamw-fused", device="cuda")
+    config = {"model_type": "deepseek_v3", **_SIZES, "num_hidden_layers": 4}
+    check_step({**config, name: 8}, traced)
+    with pytest.raises(UsageError, match="ep=4 does not divide experts 6"):
+        check_step({**config, name: 6}, traced)
+    with pytest.raises(UsageError, match="no experts"):
+        check_step(config, traced)
 
 
 def test_a_cache_is_of_the_context_however_few_tokens_a_call_takes() -> None:
