@@ -191,7 +191,11 @@ def _has_keys(layer: Any) -> bool:
 
 def _held(layer: Any) -> list[torch.Tensor | None]:
     states = (getattr(layer, name, None) or {} for name in ("conv_states", "recurrent_states"))
-    return [getattr(layer, "keys", None), getattr(layer, "values", None), *(s for held in states for s in held.values())]
+    return [
+        getattr(layer, "keys", None),
+        getattr(layer, "values", None),
+        *(s for held in states for s in held.values()),
+    ]
 
 
 def _zeros(tensor: torch.Tensor, tokens: int) -> torch.Tensor:

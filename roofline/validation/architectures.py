@@ -9,12 +9,12 @@ from flopcast.microbench.recipe.plans import StepPlan
 ARCHITECTURES = "architectures"  # group and suite
 
 # By the name of a published model: what differs from its architecture's defaults in transformers, with fewer layers,
-# and the sequences and tokens of a step. Mixtures but OLMoE have fewer
-# experts than published, or narrower ones.
+# and the sequences and tokens of a step. Mixtures but OLMoE have fewer experts than published, or narrower ones.
 _MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "qwen2.5-0.5b": (
         {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 12,
-         "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True}, 4, 1024,
+         "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
+        4, 1024,
     ),
     "mistral-7b": (
         {"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 2,

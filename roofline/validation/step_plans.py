@@ -37,8 +37,8 @@ WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layer
 OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
 SUITES = (
-    "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, PRECISIONS,
-    BITSANDBYTES,
+    "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES,
+    PRECISIONS, BITSANDBYTES,
 )  # fmt: skip
 
 # A mixture of 16 experts, two a token, of a compiled suite's steps.
@@ -67,7 +67,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers,
     "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
     than AdamW, "inference" for calls without a backward, "quantised" for those on weights of 8 and 4 bits, "images" for
-    image models, "architectures" for other families of transformers, "precisions" for fp32, tf32, fp16 and experts in bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
+    image models, "architectures" for other families of transformers, "precisions" for fp32, tf32, fp16 and experts in
+    bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
     Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" and "architectures" the same ones
     compiled."""
     if mode != "eager" and name in (INFERENCE, ARCHITECTURES):

@@ -145,7 +145,7 @@ class Fallback:
         return [(t, s, f"{other}, other cache") for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
     def _relatives(self, wanted: SurfaceKey, relatives: list[SurfaceKey], works: Sequence[WorkLike]) -> list[Answer]:
-        if wanted.op_class == "reduction":  # one of many results is not like those of few: they leave most of a GPU idle
+        if wanted.op_class == "reduction":  # those of few results, which leave most of a GPU idle, tell none of many
             relatives = [name for name in relatives if self._reaches(name, works)] or relatives
         best = max(_likeness(wanted, name) for name in relatives)
         chosen = [name for name in relatives if _likeness(wanted, name) == best]

@@ -19,8 +19,9 @@ from flopcast.roofline.stream.library.stored import relevant, versions
 from flopcast.roofline.stream.model.models import Config, has_windows, with_depth
 from flopcast.roofline.stream.ops.to_groups import Pattern
 
-# Families whose classes build one kind of layer whatever the config says, but for windows: nothing is built to answer.
-_UNIFORM = ("gpt2", "llama", "mistral", "qwen3")
+# Families whose classes build one kind of layer whatever the config says, but for windows, which in Mistral all layers
+# have or none: nothing is built to answer.
+_UNIFORM = ("gpt2", "llama", "qwen3")
 # Families whose layers differ by their window alone, where it is shorter than the sequence. In others layers without a
 # window differ from those with one by more: those of Cohere2 rotate nothing.
 _BY_WINDOW = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen3", "qwen3_moe")
@@ -35,7 +36,7 @@ def pattern_of(config: Config, seq: int) -> Pattern | None:
     """
     kind, by_window = config["model_type"], has_windows(config, seq)
     dense = config.get("mlp_only_layers") or (config.get("decoder_sparse_step") or 1) != 1
-    if (kind in _UNIFORM and not (by_window and kind != "mistral")) or (kind == "qwen3_moe" and not (dense or by_window)):
+    if kind == "mistral" or (not by_window and (kind in _UNIFORM or (kind == "qwen3_moe" and not dense))):
         return Pattern()
     return _answered(canonical_json(config), has_windows=by_window or kind not in _BY_WINDOW)
 

@@ -59,8 +59,10 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
 
 
 def _pipeline(config: Config, traced: Traced, trace: Trace | None) -> Stream:
-    """Returns the stream of a pipeline's last stage, which knows those of the others, with the parameters of all. Raises
-    UsageError for layers of several kinds, which differ from stage to stage."""
+    """Returns the stream of a pipeline's last stage, which knows those of the others, with the parameters of all.
+
+    Raises UsageError for layers of several kinds, which differ from stage to stage.
+    """
     pattern = pattern_of(config, traced.seq)
     if pattern is None or not pattern.is_of_one:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Derives the stream of any depth from one of few layers where not every layer is like the next, but groups of them are.
+"""Derives the stream of any depth from one of few layers where not every layer is like the next, but groups are.
 
 DeepSeek-V3's first layers have no experts, and every fourth one of Qwen3-Next attends otherwise: layers of its own come
 first, and what follows repeats itself. Such a stream is traced with the first layers and as many groups as `to_depth`
