@@ -135,7 +135,7 @@ class InferenceStep:
 
     def _set_lengths(self, tokens: int) -> None:
         """Says to a static cache how many tokens it holds; one with a window counts on the host, too, those gone by."""
-        if self.lengths:  # a model may keep states alone
+        if self.lengths and not tokens:  # in one launch; a model may keep states alone
             torch._foreach_zero_([length for length, _ in self.lengths])
         for length, index in self.lengths:
             layer = self.cache.layers[index]

@@ -42,6 +42,7 @@ FUSED = ("none", "triton", "patch")
 PHASES = ("train", "prefill", "decode")
 CACHES = ("auto", "dynamic", "static")
 NEW_TOKENS = 128  # for which a static cache has places behind the context, as `generate` makes it for its new tokens
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how configs name the number of experts
 ADAPTERS = ("lora", "qlora")  # ways to fine-tune that train adapters alone
 FINETUNES = ("full", *ADAPTERS)  # and last=N
 QUANTISED = ("fp8", "int8", "int4")  # weights of inference alone

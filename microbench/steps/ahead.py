@@ -27,6 +27,7 @@ import torch
 from flopcast import child
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.plans import HostPlan, StepPlan
+from flopcast.microbench.recipe.settings import EXPERTS
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.records.rows import Fields
 from flopcast.microbench.steps.gpu_alone import first_steps, gpu_alone
@@ -192,7 +193,7 @@ def gigabytes_of(plan: StepPlan) -> int:
     width = int(config.get("hidden_size", config.get("n_embd", 0)))
     layers = int(config.get("num_hidden_layers", config.get("n_layer", 0)))
     vocabulary, tokens = int(config.get("vocab_size") or 0), plan.batch * plan.seq
-    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1)
+    experts = int(next((config[name] for name in EXPERTS if config.get(name)), 1))
     inner = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 4 * width)
     parameters = 2 * vocabulary * width + layers * width * (4 * width + 3 * inner * experts)
     return 3 + (16 * parameters + tokens * (12 * vocabulary + 60 * layers * width)) // 10**9

@@ -1,15 +1,17 @@
-"""Steps of architectures that no kernel was measured for and no law was fitted to: published sizes with few layers."""
+"""Steps of architectures that no kernel was measured for and no law was fitted to: few layers of published widths."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.stream.model.models import depth_of
 
 ARCHITECTURES = "architectures"  # group and suite
 
 # By the name of a published model: what differs from its architecture's defaults in transformers, with fewer layers,
-# and the sequences and tokens of a step. Mixtures but OLMoE have fewer experts than published, or narrower ones.
+# and the sequences and tokens of a step. Mixtral and DeepSeek-V3 (as wide as V2-Lite) are narrower than published, and
+# Qwen3-Next has fewer experts.
 _MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "qwen2.5-0.5b": (
         {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 12,
@@ -98,7 +100,7 @@ def architectures() -> list[StepPlan]:
     """A step of each, with fused AdamW: chosen before any was measured."""
     return [
         StepPlan(
-            name=f"{name}-d{config.get('num_hidden_layers', config.get('n_layer'))}", config=config, batch=batch,
+            name=f"{name}-d{depth_of(config)}", config=config, batch=batch,
             seq=seq, optimizer="adamw-fused", group=ARCHITECTURES,
         )
         for name, (config, batch, seq) in _MODELS.items()

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from flopcast.errors import FlopcastError
-from flopcast.microbench.recipe.settings import TORCH_MODES
-from flopcast.roofline.stream.model.models import EXPERTS, load_config, with_depth
+from flopcast.microbench.recipe.settings import EXPERTS, TORCH_MODES
+from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.ops.op_stream import from_json, save
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import Asked

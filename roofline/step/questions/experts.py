@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from flopcast.microbench.recipe.settings import EXPERTS
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions.side_by_side import Side, side
-from flopcast.roofline.stream.model.models import EXPERTS, Config
+from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from flopcast.errors import DataError, UsageError
-from flopcast.microbench.recipe.settings import TORCH_MODES
+from flopcast.microbench.recipe.settings import EXPERTS, TORCH_MODES
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.layers import Stretch, fold
 from flopcast.roofline.stream.compiled.output_code import read_output_code
@@ -22,7 +22,7 @@ from flopcast.roofline.stream.compiled.to_rank import to_rank
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.code import Codes, Layers, compiled_once, keep_layers, kept_code, layers_of
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
-from flopcast.roofline.stream.model.models import EXPERTS, Config, with_depth
+from flopcast.roofline.stream.model.models import Config, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream, from_json
 from flopcast.roofline.stream.ops.to_buckets import with_buckets

@@ -106,7 +106,6 @@ _SIZES = {
 }  # fmt: skip
 
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what families name their number
 MOST_SIZE = 10_000_000  # of one dimension; the largest published are vocabularies of 262,144
 
 

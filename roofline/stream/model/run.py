@@ -9,9 +9,9 @@ from typing import Any
 
 from flopcast.bounds import Valid
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.settings import ONE_GPU, PRECISIONS, QUANTISED, Recipe, setting
+from flopcast.microbench.recipe.settings import EXPERTS, ONE_GPU, PRECISIONS, QUANTISED, Recipe, setting
 from flopcast.roofline.stream.model.combinations import check_together
-from flopcast.roofline.stream.model.models import EXPERTS, Config, check_config, depth_of
+from flopcast.roofline.stream.model.models import Config, check_config, depth_of
 
 # The dtype whose peak rate a step is compared with.
 PEAK_OF = {precision: precision.removeprefix("autocast-") for precision in PRECISIONS}
