@@ -17,7 +17,7 @@ from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 
 # Increased when the tracer gives another stream for the same model: streams cached before are then traced again.
-TRACER = 5
+TRACER = 6
 
 # As TRACER, of the streams of compiled steps; also when what is counted of a generated kernel changes.
 READER = 7

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flopcast.roofline.stream.tracer.lanes import wraps
+from flopcast.roofline.stream.tracer.recorder import COMPOSED
 
 
 @torch.library.custom_op("flopcast::attention", mutates_args=())
@@ -73,8 +74,9 @@ def _scaled_dot_product_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Calls one operator where CUDA has a fused kernel, else the products and the softmax that it consists of
-    (aten/src/ATen/native/transformers: flash and cuDNN take only 16-bit dtypes, the memory-efficient kernel takes no
-    grouped heads)."""
+    (aten/src/ATen/native/transformers/sdp_utils_cpp.h: flash and cuDNN take only 16-bit dtypes, the memory-efficient
+    kernel takes no grouped heads, and none takes fewer heads of keys than of queries unless `enable_gqa` is set:
+    Falcon's multi-query attention multiplies in fp32)."""
     if wraps(
         [type(query)]
     ):  # of a sequence that ranks divide: torch puts ring attention in place of a GPU's own operator
@@ -83,7 +85,7 @@ def _scaled_dot_product_attention(
         )[0]
         return of_hopper
     is_half = query.dtype in (torch.bfloat16, torch.float16)
-    if query.ndim != 4 or (not is_half and query.shape[1] != key.shape[1]):
+    if query.ndim != 4 or (query.shape[1] != key.shape[1] and not (is_half and enable_gqa)):
         by_parts: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -94,6 +96,18 @@ def _scaled_dot_product_attention(
     extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
     out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
     return out
+
+
+def _safe_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Calls what attention's softmax consists of, which torch does not take apart before the dispatcher: rows that a
+    mask leaves nothing of become zeros (aten/src/ATen/native/transformers/attention.cpp)."""
+    out: torch.Tensor = torch.ops.aten._softmax.default(tensor if dtype is None else tensor.to(dtype), dim, False)
+    is_empty = torch.all(torch.isneginf(tensor), dim, keepdim=True)
+    zero = torch.ops.aten.scalar_tensor.default(0.0, dtype=out.dtype)
+    return torch.ops.aten.where.self(is_empty, zero, out)  # type: ignore[no-any-return]
+
+
+COMPOSED[torch.ops.aten._safe_softmax.default] = _safe_softmax
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:

@@ -80,6 +80,13 @@ class HostTensors:
         with self.making(to_host):
             return tensor.to(dtype or tensor.dtype, copy=True, **memory_format)
 
+    def uploaded(self, tensor: torch.Tensor, dtype: torch.dtype | None = None, **memory_format: Any) -> torch.Tensor:
+        """Copies a tensor from host memory and waits for the stream, as torch does unless `non_blocking` is set, also
+        of pinned memory (c10/cuda/CUDAFunctions.cpp, memcpy_and_sync)."""
+        result = self.copied(tensor, False, dtype, **memory_format)
+        torch.ops.flopcast.synchronize.default()
+        return result
+
     @contextlib.contextmanager
     def making(self, on_host: bool = True) -> Iterator[None]:
         """Within the context results lie in host memory, or on the device."""
@@ -123,6 +130,10 @@ class _LooksLikeCuda(TorchFunctionMode):
         if to_cuda:
             args = tuple(_CPU if cuda_device(a) else a for a in args)
             kwargs = {key: _CPU if key == "device" or cuda_device(value) else value for key, value in kwargs.items()}
+        if to_cuda and func in _FROM_VALUES and not isinstance(args[0], torch.Tensor):
+            with self.hosts.making():
+                made = self.hosts.add(func(*args, **kwargs))
+            return self.hosts.uploaded(made)
         is_pinned = kwargs.pop("pin_memory", False)
         is_on_cpu = device is not None and not to_cuda and torch.device(device).type == "cpu"
         is_from_values = func in _FROM_VALUES and device is None and _default_type() == "cpu"
@@ -153,7 +164,9 @@ class _LooksLikeCuda(TorchFunctionMode):
             to_host = True
         if to_host is not None and to_host != (tensor in self.hosts):
             memory_format = {key: value for key, value in kwargs.items() if key == "memory_format"}
-            return self.hosts.copied(tensor, to_host, dtype, **memory_format)
+            if to_host or kwargs.get("non_blocking") or True in rest:
+                return self.hosts.copied(tensor, to_host, dtype, **memory_format)
+            return self.hosts.uploaded(tensor, dtype, **memory_format)
         if name != "to":
             return tensor
         args = tuple(_CPU if type(a) is int or cuda_device(a) else a for a in args)

@@ -190,6 +190,8 @@ PATTERNS = [
     ([Operand((8, 16), (32, 1), "fp32")], contiguous(8, 16), "ab>ab"),  # rows of a wider matrix
     ([Operand((8, 16), (32, 2), "fp32")], contiguous(8, 16), "a~>a"),  # every second element
     ([Operand((8, 16), (0, 1), "fp32")], contiguous(8, 16), "b>ab"),  # expanded
+    ([contiguous(8, 16), Operand((), (), "fp32")], contiguous(8, 16), "a,0>a"),  # one number on the device
+    ([Operand((), (), "fp32"), Operand((), (), "fp32")], Operand((), (), "fp32"), ">0"),
 ]
 
 

@@ -187,6 +187,10 @@ WAITS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
     "numpy": (lambda loss, model, _: model[0].bias.detach().cpu().numpy().mean(), {"_to_copy": 1}),
     "tolist": (lambda loss, model, _: model[0].bias.tolist(), {"_to_copy": 1}),
     "copy_": (lambda loss, *_: torch.zeros((), device="cpu").copy_(loss.detach()), {"copy_": 1}),
+    "tensor": (lambda loss, *_: torch.tensor(0.0, device=loss.device), {"synchronize": 1}),
+    "to('cuda')": (lambda *_: torch.zeros(4, device="cpu").to("cuda"), {"synchronize": 1}),
+    "cuda()": (lambda *_: torch.zeros(4, device="cpu").pin_memory().cuda(), {"synchronize": 1}),
+    "non_blocking": (lambda *_: torch.zeros(4, device="cpu").pin_memory().cuda(non_blocking=True), {}),
 }  # fmt: skip
 
 
@@ -196,6 +200,29 @@ def test_the_step_waits_where_it_reads_or_synchronizes(name: str) -> None:
     assert added(loop(after)) == expected
     stream = trace_module(loop(after))
     assert Counter(op.name.split(".")[1] for op in stream.ops if op.kind == "sync") == expected
+
+
+@pytest.mark.parametrize(("enable_gqa", "is_fused"), [(True, True), (False, False)])
+def test_fewer_heads_of_keys_take_a_fused_kernel_only_where_sdpa_is_told(enable_gqa: bool, is_fused: bool) -> None:
+    """Multi-query attention that leaves it to broadcasting, as Falcon's, multiplies in fp32 on CUDA."""
+
+    def factory() -> Step:
+        query, key = (torch.randn(2, heads, 16, 8, device="cuda", requires_grad=True) for heads in (4, 1))
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                out = F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=enable_gqa)
+            out.sum().backward()
+
+        return step
+
+    stream = trace_module(factory)
+    names = Counter(op.name.split(".")[1] for op in stream.ops)
+    assert bool(names["attention"] and names["attention_backward"]) == is_fused
+    assert names["bmm"] == (0 if is_fused else 6)
+    assert names["_softmax"] == names["isneginf"] == names["all"] == (0 if is_fused else 1)
+    products = [op for op in stream.ops if op.name == "aten.bmm.default"]
+    assert {stream.tensors[op.outputs[0]].operand.dtype for op in products} <= {"fp32"}
 
 
 def test_numpy_refuses_a_tensor_on_the_gpu_as_torch_does() -> None:
