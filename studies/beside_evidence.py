@@ -1,24 +1,30 @@
 """Holds real steps of fine-tuning, inference, image models and bitsandbytes against forecasts, and writes the tables.
 
-    python -m studies.beside_evidence [SUITE ...]     validation.csv and README.md in reports/nvidia-h200/SUITE
+    python -m studies.beside_evidence [SUITE ...]     validation.csv and README.md in reports/GPU/SUITE
 
-Needs peft for steps with adapters. What a mending has seen is marked: those steps judge nothing.
+Needs peft for steps with adapters. What a mending has seen is marked: those steps judge nothing. Where a folder has
+first.csv, the forecasts of the version that had seen none of its steps, the page shows its errors too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
-from flopcast.roofline.validation.compare_steps import compare_runs
+from flopcast.roofline.validation.compare_steps import compare_runs, step_folders
 from flopcast.roofline.validation.step_comparison import StepComparison, write_csv
 from studies.command import parser_of
 from studies.imports import ROOT
 from studies.markdown import table
 
-REPORT = ROOT / "reports" / SOURCE
+GPUS = {SOURCE: "an NVIDIA H200", "nvidia-h100-sxm": "an NVIDIA H100 SXM"}
+REPORTS = {gpu: ROOT / "reports" / gpu for gpu in GPUS}
 SUITES = {
     "fine-tune": "Fine-tuning and optimizers",
     "inference": "Calls of inference, in bf16",
@@ -29,6 +35,8 @@ SUITES = {
     "adamw-triton": "AdamW with clipping inside",
     "architectures": "Architectures that no kernel was measured for",
 }
+
+FIRST = {"device": "device", "step": "step", "peak": "memory"}  # what is kept of first forecasts, and its name
 
 TIMED_ONCE = (
     " Timed once: in one round, where others have five, whose median counts; a decode's first round takes longer."
@@ -43,7 +51,9 @@ def is_seen(row: StepComparison) -> bool:
     copies what it adds to, and that its and Adafactor's Python is a call a tensor, was found in their steps; in those
     of QLoRA that residuals behind a frozen embedding were never released; two prefills in int4 showed that products of
     so many rows had to be measured, and that hot ones of few rows must not speak for them. That layers
-    differ beyond those that are traced was found in Qwen3-Next's step."""
+    differ beyond those that are traced was found in Qwen3-Next's step, that attention of fewer heads of keys takes no
+    fused kernel in Falcon's, that a copy from host memory is waited for in BLOOM's, that dividing by one of the
+    device's numbers is not dividing by one of Python's in Gemma-2's."""
     plan = row.plan
     if plan.group == "inference":
         seen = ("llama-3.2-1b", 32, "eager"), ("qwen3-4b", 1, "eager"), ("qwen3-4b", 1, "compile-graphs")
@@ -52,7 +62,7 @@ def is_seen(row: StepComparison) -> bool:
         first = ("llama-3.2-1b", 8), ("qwen3-4b", 1)
         return (plan.phase, plan.base_dtype) == ("prefill", "int4") and (plan.name, plan.batch) in first
     if plan.group == "architectures":
-        return plan.name == "qwen3-next-d4"
+        return plan.name in ("qwen3-next-d4", "falcon-7b-d3", "bloom-560m-d8", "gemma-2-2b-d4")
     if plan.group == "images":
         return plan.name.startswith("convnext_tiny") or plan.name in ("efficientnet_b0@nhwc", "resnet18@288@nhwc")
     is_of_optimizer = plan.optimizer in ("muon", "adafactor-foreach") and plan.name == "qwen3-0.6b"
@@ -71,34 +81,65 @@ def main() -> None:
     options = parser.parse_args()
     if find_spec("peft") is None:
         parser.error("peft is not installed, without which steps with adapters have no forecast: `pip install peft`")
-    profile = find_profile(SOURCE)
-    for suite in options.suite or SUITES:
-        folder = REPORT / suite
-        rows = [row for row in compare_runs(folder, profile) if row.status == "ok"]
+    for suite, (gpu, report) in product(options.suite or SUITES, REPORTS.items()):
+        folder = report / suite
+        if not step_folders(folder):
+            continue
+        rows = [row for row in compare_runs(folder, find_profile(gpu)) if row.status == "ok"]
         write_csv(rows, folder / "validation.csv")
-        (folder / "README.md").write_text(readme(suite, rows), encoding="utf-8")
+        first = folder / "first.csv"
+        (folder / "README.md").write_text(readme(suite, gpu, rows, first_errors(first)), encoding="utf-8")
         print(folder.relative_to(ROOT), f"{len(rows)} steps")
 
 
-def readme(suite: str, rows: Sequence[StepComparison]) -> str:
+def first_errors(path: Path) -> Mapping[str, Mapping[str, float]]:
+    """Of the steps of a first.csv, by name: the errors of the device, the step and the memory; none without a file."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        return {
+            row["name"]: {part: float(row[f"{part}_error"]) for part in FIRST if row[f"{part}_error"]}
+            for row in csv.DictReader(file)
+        }
+
+
+def readme(
+    suite: str,
+    gpu: str,
+    rows: Sequence[StepComparison],
+    first: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> str:
     """The page of a suite: what was run, errors by bound, and every step."""
     parts = [
-        f"# {SUITES[suite]} on an NVIDIA H200",
+        f"# {SUITES[suite]} on {GPUS[gpu]}",
         "Real steps beside their forecasts, forecast / measured - 1, with the host calibrated in the same run "
         f"(`flopcast validate --suite {suite}`). \u2020: a mending has seen this step; it judges nothing. "
         "Made by `python -m studies.beside_evidence`." + (TIMED_ONCE if any(map(was_timed_once, rows)) else ""),
         table(["steps that no mending has seen", "count", "device", "step", "memory", "inside 90%"], summary(rows)),
-        table(["step", "rounds", "ms", "error", "shipped host", "device, ms", "device", "host", "memory", "bound by"], [
+        *first_told(first),
+        table(["step", "rounds", "ms", "error", "shipped host", "device, ms", "device", "host", "memory", "bound by",
+               *(f"first: {name}" for name in FIRST.values() if first)], [
             [
                 row.label + ("\u2020" if is_seen(row) else ""), f"{row.rounds}",
                 _ms(row.step.measured), _error(row.step.error),
                 _error(row.profile_host_step.error), _ms(row.device.measured), _error(row.device.error),
                 _error(row.host.error), _error(row.peak.error), row.bound or "",
+                *(_error(first.get(row.plan.name, {}).get(part)) for part in FIRST if first),
             ]
             for row in rows
         ]),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
+
+
+def first_told(first: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What all steps were off by when none had been seen: a sentence, where that is known."""
+    if not first:
+        return []
+    words = ", ".join(
+        f"{name} {_spread([errors.get(part) for errors in first.values()])}" for part, name in FIRST.items()
+    )
+    return [f"Before any was seen (median / worst, of how many): {words}."]
 
 
 def summary(rows: Sequence[StepComparison]) -> list[list[str]]:

@@ -52,6 +52,7 @@ from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.lowering.classes import group_of
+from flopcast.roofline.stream.lowering.variants import KernelKind
 
 FILE, COMPILED_FILE = DATA / "intervals.json", DATA / "intervals_compiled.json"
 # From this deviation of log seconds on, a factor of 2.7 either way, a time is known within a factor only. What is
@@ -135,11 +136,13 @@ def own_variances(ops: Sequence[TimedOp], profile: Profile) -> dict[str, float]:
     known_as: dict[tuple[int, float], int] = {}  # hence once per work and not once per operation
     shapes: list[tuple[str, float]] = []  # class and seconds
     guessed: dict[str, float] = defaultdict(float)
-    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
+    lent = {key.kind for key in profile.projected_kinds}  # these share one projection's error
     for op in ops:
         if op.work is None or is_rough(op):
             continue
-        if op.basis == "extrapolated" and op.sigma >= least:
+        if op.basis == "extrapolated" and (
+            op.sigma >= OTHER_CACHE or (lent and KernelKind(op.work.op_class, op.work.variant) in lent)
+        ):
             guessed[op.work.op_class] += op.seconds * op.sigma
             continue
         number = known_as.get((id(op.work), op.sigma))

@@ -1,12 +1,12 @@
-"""Adds kinds of kernel that were measured later, on one card, to the shipped profile of the H200; others stay.
+"""Adds kinds of kernel that were measured later, on one card, to the shipped profiles; others stay.
 
-    python -m studies.shipped.added
+    python -m studies.shipped.added [GPU] [--only KIND ...]
 
-The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8` and `optimizers`, of
-`studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/nvidia-h200/*/kernels*. A kind that
-the profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are
-all kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is
-not moved by few rows of one.
+The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8`, `optimizers` and `heads`,
+of `studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/GPU/*/kernels*. A kind that the
+profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are all
+kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is not
+moved by few rows of one. `--only pointwise/where` changes the kinds alone whose names begin so.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
 from studies.command import parser_of
 from studies.imports import ROOT
 
-REPORT = ROOT / "reports" / SOURCE
-TOLD_APART = ("cat", "conv")  # classes whose kinds are others than when the cards' profile was fitted
+# Beginnings of the kinds that are others than when the cards' profile was fitted.
+TOLD_APART = ("cat/", "conv/", "pointwise/where|", "pointwise/div|bf16", "pointwise/div_|bf16")
 # Of which the later rows are of sizes that the cards' are not: norms of images, copies of activations, and the class of
 # what is rare.
 ELSEWHERE = ("native_batch_norm", "native_layer_norm", "clone|fp32>fp32|a>a", "clone|bf16>bf16|a>a", "other/")
@@ -43,19 +43,28 @@ LEFT_OUT = ("optimizer", "_weight_int4pack_mm")
 # 1.5 to 410 kB moved the forecast of a fill of 1.2 GB, known from one of 67 MB, from 2.3 to 2.6% too long.
 SMALL_FILLS = "images"
 LEAST = 2  # points of a surface: one tells no size from another
-SUITES = ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links")
-PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
+# By GPU, the suites of which it has later rows.
+SUITES = {
+    SOURCE: ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links"),
+    "nvidia-h100-sxm": ("heads",),
+}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the profile with what was added, and says how far the rows that were held out are off."""
-    parser_of(__spec__, __doc__).parse_args()
-    profile = without_added(Profile.load(PROFILE))
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("gpu", nargs="?", default=SOURCE, choices=SUITES, help=f"default: {SOURCE}")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="KIND", help="beginnings of the kinds that change")
+    options = parser.parse_args(arguments)
+    gpu = options.gpu
+    report, path = ROOT / "reports" / gpu, DATA / "profiles" / f"{gpu}.json.gz"
+    shipped = Profile.load(path)
+    profile = without_added(shipped)
     of_suites = {
-        suite: [case for folder in sorted((REPORT / suite).glob("kernels*")) for case in cases_of(folder, profile)]
-        for suite in SUITES
+        suite: [case for folder in sorted((report / suite).glob("kernels*")) for case in cases_of(folder, profile)]
+        for suite in SUITES[gpu]
     }
-    large = {case.surface.kind for suite in SUITES if suite != SMALL_FILLS for case in of_suites[suite]}
+    large = {case.surface.kind for suite, own in of_suites.items() if suite != SMALL_FILLS for case in own}
     cases = [
         case
         for suite, own in of_suites.items()
@@ -63,9 +72,10 @@ def main() -> None:
         if not (suite == SMALL_FILLS and case.work.op_class == "fill" and case.surface.kind in large)
     ]
     fitted = [case for case in cases if not case.is_held_out]
-    earlier = of_rows(read_folder(REPORT / "measurements").rows, profile)
+    earlier = of_rows(read_folder(report / "measurements").rows, profile)
     found = with_added(profile, fitted, [case for case in earlier if not case.is_held_out])
-    found.save(PROFILE)
+    found = merged(shipped, found, tuple(options.only))
+    found.save(path)
     added = {SurfaceKey.parse(name) for name in found.provenance["added"]}
     print(f"{len(added)} surfaces added or replaced, of {len(found.surfaces)}; held out:")
     print("  replaced:", ", ".join(sorted({str(key.kind) for key in added & set(profile.surfaces)})))
@@ -113,8 +123,8 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
         for kind, count in later.items()
         if kind not in measured or count > known[kind] or any(part in str(kind) for part in ELSEWHERE)
     }
-    anew |= {case.surface.kind for case in earlier if case.work.op_class in TOLD_APART}
-    stale = {key.kind for key in profile.surfaces if earlier and key.op_class in TOLD_APART} - anew
+    anew |= {case.surface.kind for case in earlier if str(case.surface.kind).startswith(TOLD_APART)}
+    stale = {key.kind for key in profile.surfaces if earlier and str(key.kind).startswith(TOLD_APART)} - anew
     taken = [case for case in (*cases, *earlier) if case.surface.kind in anew]
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]
@@ -126,6 +136,17 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
         surfaces={**{key: surface for key, surface in profile.surfaces.items() if key.kind not in gone}, **fitted},
         provenance={**profile.provenance, "added": sorted(map(str, fitted))},
     )
+
+
+def merged(shipped: Profile, found: Profile, beginnings: tuple[str, ...]) -> Profile:
+    """The shipped profile, with the kinds of `found` whose names begin so in place of its own."""
+    both = [
+        {key: surface for key, surface in one.surfaces.items() if str(key.kind).startswith(beginnings) == is_changed}
+        for one, is_changed in ((shipped, False), (found, True))
+    ]
+    surfaces = both[0] | both[1]
+    added = {*shipped.provenance.get("added", ()), *found.provenance["added"]} & set(map(str, surfaces))
+    return replace(found, surfaces=surfaces, provenance={**found.provenance, "added": sorted(added)})
 
 
 def held_out(profile: Profile, cases: Sequence[Case]) -> Mapping[str, tuple[int, float, float]]:

@@ -4,7 +4,7 @@ times, where such ship), or a file."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,8 @@ def known() -> list[Known]:
 
 
 def _shipped_source(name: str) -> str:
-    return f"shipped; kinds not measured scaled from {SOURCE}" if lacks_kinds(name) else "shipped"
+    lender = lender_of(name)
+    return "shipped" if lender is None else f"shipped; kinds not measured scaled from {lender}"
 
 
 def _projected_entry(name: str) -> Known:
@@ -107,7 +108,8 @@ def find_profile(name_or_path: str) -> Profile:
     shipped, own = known_profiles(), known_profiles(user_folder())
     path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
     if name_or_path in shipped:
-        more = [shipped[SOURCE], SPECS_FILE] if lacks_kinds(name_or_path) else []
+        lender = lender_of(name_or_path)
+        more = [] if lender is None else [shipped[lender], SPECS_FILE]
         return profile_cache.load(
             name_or_path, [path, HOST_FILE, *more], lambda: completed(Profile.load(path)).with_host(default_host())
         )
@@ -140,9 +142,14 @@ def name_meant(name_or_path: str) -> str:
     return gpu_meant(name_or_path, known)
 
 
-def lacks_kinds(name: str) -> bool:
-    """Whether the shipped profile of this name is lent kinds of kernel by the one that others are projected from."""
-    return name != SOURCE and name in load_specs() and {name, SOURCE} <= known_profiles().keys()
+def lender_of(name: str) -> str | None:
+    """Whose profile lends the shipped profile of this name the kinds of kernel that it did not measure: SOURCE's, and
+    SOURCE itself borrows of the others that ship. None where nothing does."""
+    shipped = known_profiles()
+    if name not in shipped or name not in load_specs():
+        return None
+    others = [SOURCE] if name != SOURCE else sorted(shipped.keys() - {SOURCE})
+    return next((other for other in others if other in shipped and other in load_specs()), None)
 
 
 def completed(profile: Profile) -> Profile:
@@ -150,10 +157,10 @@ def completed(profile: Profile) -> Profile:
     other as it is."""
     from flopcast.roofline.gpu.projection.complete import complete
 
-    if profile.basis != "measured" or not lacks_kinds(profile.gpu):
+    lender = lender_of(profile.gpu)
+    if profile.basis != "measured" or lender is None:
         return profile
-    source = Profile.load(known_profiles()[SOURCE])
-    return complete(profile, source, find_spec(profile.gpu), find_spec(SOURCE))
+    return complete(profile, Profile.load(known_profiles()[lender]), find_spec(profile.gpu), find_spec(lender))
 
 
 def _projected(name: str) -> Profile:
@@ -166,13 +173,16 @@ def _projected(name: str) -> Profile:
 
 
 def projection(name: str, source: str = SOURCE) -> Profile:
-    """The profile of a GPU from its datasheet and the shipped measurements of `source` alone, without any published or
-    measured times of it.
+    """The profile of a GPU from its datasheet and the shipped profile of `source` alone, without any published or
+    measured times of it: nor those that it lends to `source`.
 
     Raises UsageError for a GPU that is not known."""
     from flopcast.roofline.gpu.projection.project import project
 
-    return project(find_profile(source), find_spec(name))
+    known = find_profile(source)
+    if lender_of(source) == name:
+        known = replace(known, surfaces=known.own_surfaces)
+    return project(known, find_spec(name))
 
 
 def published_record(name: str) -> Record | None:

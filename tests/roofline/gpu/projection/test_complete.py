@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from flopcast.kernels.shapes import Gemm
+from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
-from flopcast.roofline.gpu.library.profiles import SOURCE, completed, find_profile, known, known_profiles
+from flopcast.roofline.gpu.library.profiles import SOURCE, completed, find_profile, known, known_profiles, projection
 from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.roofs import points_of
@@ -22,6 +22,7 @@ from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 
 NAME = "nvidia-h100-sxm"
+WIDE_HEADS = Attention(batch=2, heads=28, kv_heads=7, seq=640, head_dim=256)  # of `bench --suite heads`
 BF16, TF32 = (describe(Gemm(m=1024, n=1024, k=1024, dtype=dtype, layout="nt")) for dtype in ("bf16", "tf32"))
 
 
@@ -80,8 +81,23 @@ def test_the_machines_host_is_kept_and_the_shipped_one_feeds_what_ships(bare: Pr
     assert find_profile(NAME).host == find_profile(SOURCE).host == default_host()
 
 
-def test_a_profile_that_measured_all_is_as_it_was(source: Profile) -> None:
-    assert completed(source) is source
+def test_the_source_borrows_what_only_another_measured(source: Profile, bare: Profile) -> None:
+    """Attention of heads of 256 columns was measured on an H100 alone."""
+    whole_source = completed(source)
+    assert whole_source.own_surfaces == source.surfaces
+    assert whole_source.projected_kinds
+    assert whole_source.projected_kinds <= bare.surfaces.keys()
+    assert all("attention" in str(key) for key in whole_source.projected_kinds)
+    asked = [(describe(WIDE_HEADS, "sdpa-cudnn"), "sdpa-cudnn", "cold")]
+    (lent,), (there,) = whole_source.estimate(asked), bare.estimate(asked)
+    assert (lent.basis, there.basis) == ("extrapolated", "measured")
+    assert 0.9 * there.seconds < lent.seconds < there.seconds  # the same chip, with faster memory
+    # and no projection of a GPU rests on its own measurements by way of the source's
+    assert not projection(NAME).surfaces.keys() & whole_source.projected_kinds
+    assert whole_source.projected_kinds <= projection("nvidia-a100-80gb-sxm").surfaces.keys()
+
+
+def test_a_profile_that_lacks_nothing_is_as_it_was(source: Profile) -> None:
     assert complete(source, source, find_spec(SOURCE), find_spec(SOURCE)).surfaces == source.surfaces
 
 
