@@ -139,7 +139,8 @@ def first_told(first: Mapping[str, Mapping[str, float]]) -> list[str]:
     words = ", ".join(
         f"{name} {_spread([errors.get(part) for errors in first.values()])}" for part, name in FIRST.items()
     )
-    return [f"Before any was seen (median / worst, of how many): {words}."]
+    steps = ", ".join(first)
+    return [f"Before any of these was seen (median / worst, of how many): {words}. They are {steps}."]
 
 
 def summary(rows: Sequence[StepComparison]) -> list[list[str]]:

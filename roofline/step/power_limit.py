@@ -16,10 +16,10 @@ The mean over a whole step counts: on an H200 ten products of 1.4 ms run at 790 
 seconds of them does the rate fall to 664 TFLOP/s, at 690 W.
 
 The energy per FLOP follows, for each dtype, from the rates that large products reach in bursts and sustain at the
-limit; that per byte is `power.BYTE_JOULES`. Convolutions and grouped products, whose FLOPs are not counted, draw no
-matrix energy here. On an H200 this gives the power of seven steps of group "intervals", measured at 273 to 680 W,
-within 4%, and a time 1.6 to 2.4% too high for products each followed, without a pause, by one, two or four copies of
-2 GiB.
+limit; that per byte is `power.BYTE_JOULES`, or the GPU's own. Convolutions and grouped products, whose FLOPs are not
+counted, draw no matrix energy here. On an H200 this gives the power of seven steps of group "intervals", measured at
+273 to 680 W, within 4%, and a time 1.6 to 2.4% too high for products each followed, without a pause, by one, two or
+four copies of 2 GiB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Gemm
-from flopcast.roofline.gpu.catalogue.power import BYTE_JOULES, STATIC_SHARE
+from flopcast.roofline.gpu.catalogue.power import BYTE_JOULES, BYTE_JOULES_OF, STATIC_SHARE
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 
@@ -117,7 +117,12 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
             if isinstance(shape, Gemm | Attention):
                 matrix += op.flops * flop_joules.get(shape.dtype, 0.0)
                 seconds += op.seconds
-    return Draw(limit, STATIC_SHARE * limit, matrix, moved * BYTE_JOULES, seconds)
+    return Draw(limit, STATIC_SHARE * limit, matrix, moved * byte_joules(profile), seconds)
+
+
+def byte_joules(profile: Profile) -> float:
+    """Returns joules per byte moved."""
+    return BYTE_JOULES_OF.get(profile.gpu, BYTE_JOULES)
 
 
 def energies(profile: Profile) -> Mapping[str, float]:
@@ -136,5 +141,5 @@ def energies(profile: Profile) -> Mapping[str, float]:
             share = min(sustained.value / burst, 1.0) if profile.basis == "measured" else PROJECTED_SHARE
             watts = (1.0 - STATIC_SHARE) * limit
             moved = 3.0 * DTYPE_BYTES.get(dtype, 1) / (2.0 * SIDE)  # bytes per FLOP
-            found[dtype] = max(watts / sustained.value - moved * BYTE_JOULES, 0.0) / share
+            found[dtype] = max(watts / sustained.value - moved * byte_joules(profile), 0.0) / share
     return found

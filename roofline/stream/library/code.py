@@ -30,7 +30,7 @@ from flopcast.roofline.stream.tracer.compiler.apart import compiling
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 # Increased when `stream/tracer/compiler` makes other code of the same step: code kept before is then made again.
-COMPILER = 5
+COMPILER = 6
 
 Codes = MutableMapping[str, OutputCode]  # of modules
 # What code depends on, but for the model; that of steps that are recorded and of inference on more. Of other settings

@@ -81,6 +81,10 @@ def _is_users(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """Returns the path from the current folder where the file is below it."""
+    """Returns the path from the folder of packages where the file is one's, else from the current folder where it is
+    below that."""
+    for folder in _PACKAGES:
+        if file.startswith(folder):
+            return file[len(folder) :]
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -9,6 +9,7 @@ import pytest
 
 from flopcast.roofline.step.priced_step import MANY_GRAPHS_TOLD
 from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.validation.architectures import architectures
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.compiled.validate import MODES
 from studies.compiled.validation import FOLDERS, breaks, compared, is_judged, kept_stream, launched, report
@@ -16,6 +17,7 @@ from studies.shipped.intervals import estimate
 
 Steps = dict[str, list[StepComparison]]
 H200, H100 = FOLDERS
+ARCHITECTURES_ON_H100 = 19  # from there on in each mode
 FIRST_ON_H100 = 12  # steps in each mode, of the first two machines
 
 
@@ -134,14 +136,17 @@ def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewh
     assert max(bound_by_device) <= 0.03
     assert all(row.profile_host_step.is_within for row in rows)
     assert median(row.device.interval_width or 0.0 for row in rows) <= 0.2
-    assert all(told == seen for told, seen in launched(H100, mode).values())
+    of_architectures = {plan.name for plan in architectures()}
+    found = {name: pair for name, pair in launched(H100, mode).items() if name.split()[0] not in of_architectures}
+    assert len(found) >= 19
+    assert all(told == seen for told, seen in found.values())
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_other_families_on_an_h100_take_the_time_that_is_forecast(elsewhere: Steps, mode: str) -> None:
     """Seven steps of another H100. GPT-2's is held apart: of its products of 50,257 columns inductor padded others
     than on the H200, by which products are slower and memory is less."""
-    rows = elsewhere[mode][FIRST_ON_H100:]
+    rows = elsewhere[mode][FIRST_ON_H100:ARCHITECTURES_ON_H100]
     assert len(rows) == 7
     (gpt2,) = (row for row in rows if row.plan.name == "gpt2")
     others = [row for row in rows if row is not gpt2]
@@ -155,6 +160,20 @@ def test_other_families_on_an_h100_take_the_time_that_is_forecast(elsewhere: Ste
     assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 6
     assert -0.115 <= (gpt2.device.error or 0.0) <= -0.1
     assert 0.12 <= (gpt2.peak.error or 0.0) <= 0.13
+
+
+def test_compiled_architectures_on_an_h100_take_the_time_that_is_forecast(elsewhere: Steps) -> None:
+    """Fourteen of sixteen that ran; Falcon's and OPT's are refused. Their code is of another torch than the one that
+    ran, which fuses a few operations otherwise."""
+    rows = [row for row in elsewhere["compile"][ARCHITECTURES_ON_H100:] if row.step.error is not None]
+    assert len(rows) == 14
+    device, steps = errors([row.device for row in rows]), errors([row.profile_host_step for row in rows])
+    assert median(device) <= 0.012
+    assert max(device) <= 0.04
+    assert max(errors([row.peak for row in rows])) <= 0.045, "Mistral's window, as a mask"
+    assert median(steps) <= 0.024
+    assert max(steps) <= 0.103, "Qwen2.5-0.5B and BLOOM, which the host all but bounds"
+    assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 13
 
 
 @pytest.mark.parametrize("gpu", FOLDERS)

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 _PREFERS_CUDNN = ((9, 0), (10, 0))
 _MIN_CUDNN = 91500
 _MOST_OF_CUDNN, _MOST_OF_FLASH = 128, 256  # of a head, in a step that trains
+_MOST_OF_CUDNN_ON_HOPPER = 256  # as compiled steps of Pythia and Gemma-3 on an H100 do, with cuDNN 9.19
 
 
 def kernel_for(
@@ -23,17 +24,21 @@ def kernel_for(
     mask: torch.Tensor | None,
     capability: tuple[int, int],
     cudnn: int,
+    enable_gqa: bool = False,
 ) -> str:
     """Returns "cudnn", "flash", "efficient" or "math". Head sizes and numbers are the last and second dimension."""
     width = max(query.shape[-1], value.shape[-1])
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     is_grouped = query.shape[1] != key.shape[1]
+    most_of_cudnn = _MOST_OF_CUDNN_ON_HOPPER if capability == (9, 0) else _MOST_OF_CUDNN
     prefers_cudnn = capability in _PREFERS_CUDNN and cudnn > _MIN_CUDNN and _torch() >= (2, 10)
     operands = (query, key, value) if mask is None else (query, key, value, mask)
     # elements of a row side by side, of a mask too: ViT's, expanded from one element a row, is taken by none
     if query.ndim != 4 or any(operand.stride(-1) != 1 for operand in operands):
         return "math"
-    if prefers_cudnn and is_half and width % 8 == 0 and width <= _MOST_OF_CUDNN:
+    if is_grouped and not enable_gqa:  # left to broadcasting, which no fused kernel does
+        return "math"
+    if prefers_cudnn and is_half and width % 8 == 0 and width <= most_of_cudnn:
         return "cudnn"
     if is_half and mask is None and width <= _MOST_OF_FLASH and capability >= (8, 0):
         return "flash"
@@ -50,7 +55,7 @@ def rule_for(capability: tuple[int, int], cudnn: int) -> Callable[..., torch.Ten
         aten = torch.ops.aten
         trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         mask, (width, length) = attn_mask, (query.shape[-1], key.shape[-2])
-        kernel = kernel_for(query, key, value, mask, capability, cudnn)
+        kernel = kernel_for(query, key, value, mask, capability, cudnn, enable_gqa)
         if mask is not None and mask.dtype == torch.bool:  # an additive one in its place
             least = aten.scalar_tensor.default(float("-inf"), dtype=query.dtype, device=query.device)
             mask = aten.where.ScalarSelf(mask, 0.0, least)

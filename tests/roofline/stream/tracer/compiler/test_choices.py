@@ -34,7 +34,9 @@ ROW = of(8, 1, 197, 1).expand(8, 1, 197, 197)  # ViT's, all places of a row alik
         (of(8, 16, 256, 128), of(8, 16, 256, 128), of(8, 1, 256, 256), H200, NEW, "cudnn"),
         (of(8, 12, 197, 64), of(8, 12, 197, 64), ROW, H200, NEW, "math"),
         (of(8, 16, 256, 128), of(8, 16, 256, 128), None, H200, OLD, "flash"),
-        (of(8, 16, 256, 256), of(8, 16, 256, 256), None, H200, NEW, "flash"),
+        (of(8, 16, 256, 256), of(8, 16, 256, 256), None, H200, NEW, "cudnn"),  # as Pythia's on an H100
+        (of(8, 16, 256, 264), of(8, 16, 256, 264), of(8, 1, 256, 256), H200, NEW, "efficient"),
+        (of(8, 16, 256, 64), of(8, 1, 256, 64), None, H200, NEW, "math"),  # Falcon's, left to broadcasting
         (of(8, 16, 256, 128), of(8, 16, 256, 128), of(8, 1, 256, 256), A100, NEW, "efficient"),
         (of(8, 16, 256, 128), of(8, 8, 256, 128), of(8, 1, 256, 256), A100, NEW, "math"),
         (of(8, 16, 256, 64, dtype=FP32), of(8, 16, 256, 64, dtype=FP32), None, H200, NEW, "efficient"),
@@ -46,6 +48,12 @@ def test_attention_is_the_kernel_that_torch_picks(
     query: torch.Tensor, key: torch.Tensor, mask: Any, capability: tuple[int, int], cudnn: int, kernel: str
 ) -> None:
     assert kernel_for(query, key, key, mask, capability, cudnn) == kernel
+
+
+def test_grouped_heads_take_a_fused_kernel_where_they_are_asked_for() -> None:
+    query, key = of(8, 16, 256, 128), of(8, 8, 256, 128)
+    assert kernel_for(query, key, key, None, H200, NEW, enable_gqa=True) == "cudnn"
+    assert kernel_for(query, key, key, of(8, 1, 256, 256), A100, NEW, enable_gqa=True) == "math"
 
 
 def test_products_are_padded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
