@@ -17,7 +17,7 @@ from statistics import median
 from types import MappingProxyType
 
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
-from flopcast.roofline.validation.compare_steps import compare_runs, step_folders
+from flopcast.roofline.validation.compare_steps import compare_runs
 from flopcast.roofline.validation.step_comparison import StepComparison, write_csv
 from studies.command import parser_of
 from studies.imports import ROOT
@@ -83,7 +83,7 @@ def main() -> None:
         parser.error("peft is not installed, without which steps with adapters have no forecast: `pip install peft`")
     for suite, (gpu, report) in product(options.suite or SUITES, REPORTS.items()):
         folder = report / suite
-        if not step_folders(folder):
+        if not folder.is_dir():
             continue
         rows = [row for row in compare_runs(folder, find_profile(gpu)) if row.status == "ok"]
         write_csv(rows, folder / "validation.csv")

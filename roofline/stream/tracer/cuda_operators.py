@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from flopcast.roofline.stream.tracer.lanes import wraps
-from flopcast.roofline.stream.tracer.recorder import COMPOSED
 
 
 @torch.library.custom_op("flopcast::attention", mutates_args=())
@@ -96,18 +95,6 @@ def _scaled_dot_product_attention(
     extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
     out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
     return out
-
-
-def _safe_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Calls what attention's softmax consists of, which torch does not take apart before the dispatcher: rows that a
-    mask leaves nothing of become zeros (aten/src/ATen/native/transformers/attention.cpp)."""
-    out: torch.Tensor = torch.ops.aten._softmax.default(tensor if dtype is None else tensor.to(dtype), dim, False)
-    is_empty = torch.all(torch.isneginf(tensor), dim, keepdim=True)
-    zero = torch.ops.aten.scalar_tensor.default(0.0, dtype=out.dtype)
-    return torch.ops.aten.where.self(is_empty, zero, out)  # type: ignore[no-any-return]
-
-
-COMPOSED[torch.ops.aten._safe_softmax.default] = _safe_softmax
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:

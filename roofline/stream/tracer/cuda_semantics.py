@@ -133,7 +133,8 @@ class _LooksLikeCuda(TorchFunctionMode):
         if to_cuda and func in _FROM_VALUES and not isinstance(args[0], torch.Tensor):
             with self.hosts.making():
                 made = self.hosts.add(func(*args, **kwargs))
-            return self.hosts.uploaded(made)
+            if made.numel():  # an empty one, as caches begin with, is not copied
+                return self.hosts.uploaded(made)
         is_pinned = kwargs.pop("pin_memory", False)
         is_on_cpu = device is not None and not to_cuda and torch.device(device).type == "cpu"
         is_from_values = func in _FROM_VALUES and device is None and _default_type() == "cpu"
