@@ -141,7 +141,9 @@ def own_variances(ops: Sequence[TimedOp], profile: Profile) -> dict[str, float]:
         if op.work is None or is_rough(op):
             continue
         if op.basis == "extrapolated" and (
-            op.sigma >= OTHER_CACHE or (lent and KernelKind(op.work.op_class, op.work.variant) in lent)
+            op.sigma >= OTHER_CACHE
+            or op.work.op_class == "generated"  # by a law of another GPU's, whose error they share
+            or (lent and KernelKind(op.work.op_class, op.work.variant) in lent)
         ):
             guessed[op.work.op_class] += op.seconds * op.sigma
             continue
