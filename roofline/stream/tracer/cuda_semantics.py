@@ -122,6 +122,8 @@ class _LooksLikeCuda(TorchFunctionMode):
             return answer(self.hosts, *args, **kwargs)
         if name in _MOVES and args and isinstance(args[0], torch.Tensor):
             return self._move(func, name, args, kwargs)
+        if name in _INDEXED and isinstance(args[0], torch.Tensor):
+            return func(args[0], self._index_beside(args[0], args[1]), *args[2:], **kwargs)
         device = kwargs.get("device")
         if type(device) is int:
             check_index(device)
@@ -143,6 +145,16 @@ class _LooksLikeCuda(TorchFunctionMode):
                 result = func(*args, **kwargs)
             return self.hosts.add(result) if isinstance(result, torch.Tensor) else result
         return func(*args, **kwargs)
+
+    def _index_beside(self, tensor: torch.Tensor, index: Any) -> Any:
+        """An index with its lists of numbers as tensors where the tensor lies: torch copies them to a GPU each time."""
+        if isinstance(index, tuple):
+            return tuple(self._index_beside(tensor, part) for part in index)
+        if not isinstance(index, list) or not index or any(type(number) is not int for number in index):
+            return index
+        with self.hosts.making():
+            made = self.hosts.add(torch.tensor(index))
+        return made if tensor in self.hosts else self.hosts.uploaded(made)
 
     def _move(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers `cuda`, `cpu` and `to`: a copy where the tensor lies elsewhere."""
@@ -175,8 +187,9 @@ class _LooksLikeCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# Calls that move tensors, and calls that make them of values.
+# Calls that move tensors, that take an index, and calls that make tensors of values.
 _MOVES = ("cuda", "cpu", "to")
+_INDEXED = ("__getitem__", "__setitem__")
 _FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
 
 

@@ -203,6 +203,12 @@ def test_the_step_waits_where_it_reads_or_synchronizes(name: str) -> None:
     assert Counter(op.name.split(".")[1] for op in stream.ops if op.kind == "sync") == expected
 
 
+def test_a_list_as_an_index_is_copied_to_the_device_each_time() -> None:
+    assert added(loop(lambda _, model, __: model[0].weight[:, [0, 2]])) == {"index": 1, "synchronize": 1}
+    assert added(loop(lambda _, model, __: model[0].weight[:, 0:2])) == {}
+    assert added(loop(lambda *_: torch.zeros(4, device="cpu")[[0, 2]])) == {}
+
+
 @pytest.mark.parametrize(("enable_gqa", "is_fused"), [(True, True), (False, False)])
 def test_fewer_heads_of_keys_take_a_fused_kernel_only_where_sdpa_is_told(enable_gqa: bool, is_fused: bool) -> None:
     """Multi-query attention that leaves it to broadcasting, as Falcon's, multiplies in fp32 on CUDA."""
