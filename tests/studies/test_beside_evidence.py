@@ -177,7 +177,7 @@ def test_nineteen_architectures_are_as_far_off_as_the_guide_says() -> None:
     assert sum(error < 0.0015 for error in errors(first, "peak_error")) == 18
     assert sum(error < 0.05 for error in errors(rows, "device_error")) == 18
     assert max(errors(rows, "device_error")) < 0.062, "Falcon's attention by parts"
-    assert median(errors(rows, "step_error")) < 0.042
+    assert median(errors(rows, "step_error")) < 0.043
     assert max(errors([row for row in rows if row["name"] != "qwen3-next-d4"], "step_error")) < 0.075
     assert sum(error < 0.0015 for error in errors(rows, "peak_error")) >= 18
     assert max(errors(rows, "peak_error")) < 0.042, "the same"
