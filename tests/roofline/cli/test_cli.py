@@ -277,7 +277,8 @@ def test_another_provider_and_another_book(flopcast: Command, tmp_path: Path) ->
 def test_every_gpu_is_listed_with_how_it_came_about(flopcast: Command) -> None:
     found = {entry["name"]: entry for entry in flopcast("gpus", "--json").document}
     assert set(found) >= set(load_specs())
-    assert (found[H200]["basis"], found[H200]["source"]) == ("measured", "shipped")
+    assert found[H200]["basis"] == "measured"
+    assert found[H200]["source"].startswith("shipped; kinds not measured scaled from")
     assert found["nvidia-l4"]["basis"] == "projected"
     assert H200 in found["nvidia-l4"]["source"]
     assert "projected" in flopcast("gpus").out

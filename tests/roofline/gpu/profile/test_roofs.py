@@ -41,7 +41,7 @@ def test_a_ridge_is_where_the_memory_roof_meets_the_matrix_roof(h200: Profile) -
 
 def test_points_are_the_measured_kernels_with_their_bytes_and_flops(h200: Profile) -> None:
     points = points_of(h200)
-    assert len(points) == sum(len(surface.seconds) for surface in h200.surfaces.values())
+    assert len(points) == sum(len(surface.seconds) for surface in h200.own_surfaces.values())
     assert {p.op_class for p in points} >= {"gemm", "attention", "pointwise", "optimizer", "reduction", "copy"}
     assert {p.backend for p in points if p.op_class == "attention"} >= {"sdpa-cudnn", "sdpa-flash"}
     assert all(p.basis == "measured" and p.seconds > 0 and p.bytes > 0 for p in points)
