@@ -67,6 +67,7 @@ PAGES = (
     Page.of(
         "studies.beside_evidence",
         *(f"{H200}/{suite}/{file}" for suite in SUITES for file in ("README.md", "validation.csv")),
+        *(f"{H100}/architectures/{file}" for file in ("README.md", "validation.csv")),
     ),
     Page.of(f"studies.shipped.attention_bands {H200} --out {H200}/bands/bands.md", f"{H200}/bands/bands.md"),
     Page.of(f"studies.widths.hindsight --out {H200}/widths-hindsight.csv", f"{H200}/widths-hindsight.csv"),

@@ -122,10 +122,8 @@ def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
 
 def made_streams(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
     deep = plan
-    if (
-        plan.config and plan.group != ARCHITECTURES and depth_of(plan.config) < FOLDED_DEPTH
-    ):  # of which any depth is made
-        deep = replace(plan, config=with_depth(plan.config, FOLDED_DEPTH))
+    if plan.config and plan.group != ARCHITECTURES and depth_of(plan.config) < FOLDED_DEPTH:
+        deep = replace(plan, config=with_depth(plan.config, FOLDED_DEPTH))  # of which any depth is made
     path = path_of(plan)
     if path.is_file() or path.name in _refused():
         return kept_stream(plan, run, profile)

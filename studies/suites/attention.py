@@ -139,27 +139,11 @@ def _banded(rng: random.Random, head_dim: int, window: int, documents: int) -> A
 # keys (192), Gemma, Pythia and Qwen3-Next (256). Without a causal mask too: compiled steps give theirs as a tensor, by
 # which a whole call takes longer. cuDNN and flash, forward and backward, cold.
 HEADS = {
-    "fit": (
-        (10, True, 80),
-        (8, False, 80),
-        (14, True, 96),
-        (10, True, 192),
-        (24, True, 256),
-        (8, False, 96),
-        (8, False, 192),
-        (16, False, 256),
-    ),
-    "holdout": (
-        (4, True, 80),
-        (3, False, 80),
-        (5, True, 96),
-        (4, True, 192),
-        (8, True, 256),
-        (3, False, 96),
-        (3, False, 192),
-        (6, False, 256),
-    ),
-}
+    "fit": ((10, True, 80), (8, False, 80), (14, True, 96), (10, True, 192), (24, True, 256),
+            (8, False, 96), (8, False, 192), (16, False, 256)),
+    "holdout": ((4, True, 80), (3, False, 80), (5, True, 96), (4, True, 192), (8, True, 256),
+                (3, False, 96), (3, False, 192), (6, False, 256)),
+}  # fmt: skip
 HEADS_RANGE = Range(groups=(1, 1, 2, 4, 4, 8), max_flops=4e11)
 
 
