@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
 from flopcast.roofline.validation.compare_steps import compare_runs
@@ -103,12 +102,7 @@ def first_errors(path: Path) -> Mapping[str, Mapping[str, float]]:
         }
 
 
-def readme(
-    suite: str,
-    gpu: str,
-    rows: Sequence[StepComparison],
-    first: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-) -> str:
+def readme(suite: str, gpu: str, rows: Sequence[StepComparison], first: Mapping[str, Mapping[str, float]]) -> str:
     """The page of a suite: what was run, errors by bound, and every step."""
     parts = [
         f"# {SUITES[suite]} on {GPUS[gpu]}",

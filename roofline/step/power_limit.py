@@ -121,8 +121,8 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
 
 
 def byte_joules(profile: Profile) -> float:
-    """Returns joules per byte moved."""
-    return BYTE_JOULES_OF.get(profile.gpu, BYTE_JOULES)
+    """Returns joules per byte moved: of a projection those that no step of its GPU has told."""
+    return BYTE_JOULES_OF.get(profile.gpu, BYTE_JOULES) if profile.basis == "measured" else BYTE_JOULES
 
 
 def energies(profile: Profile) -> Mapping[str, float]:

@@ -53,9 +53,9 @@ SUSTAINED_RANGE = 1.2  # 90% range: a factor either way, which covers each of th
 # on an H200 (50 to 110 ms, at 545 to 680 W) beyond the static share and their products, 1.14 to 1.30e-10. Copies
 # without a pause give 1.14 (601 W at 4.24 TB/s), bf16 silu 1.59.
 BYTE_JOULES = 1.2e-10
-# Of those whose steps drew otherwise: HBM3 takes more than the H200's HBM3e. The median of 20 eager steps on one H100
-# (30 to 350 ms, below the limit; reports/nvidia-h100-sxm/steps). On another, whose steps took no part, 11 give 1.62.
-BYTE_JOULES_OF = {"nvidia-h100-sxm": 1.55e-10}
+# Of those whose steps drew otherwise: HBM3 takes more than the H200's HBM3e. By 15 eager steps of one H100
+# (`python -m studies.byte_energy`). Six of another, whose steps took no part, give 1.68.
+BYTE_JOULES_OF = {"nvidia-h100-sxm": 1.59e-10}
 
 # Share of the datasheet's fp32 peak that torch.mm reaches on CUDA cores with TF32 off: dual issue is seldom full
 # (H200 0.77, A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).
