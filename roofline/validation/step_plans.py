@@ -21,6 +21,7 @@ from flopcast.roofline.stream.model.models import (
     with_depth,
 )
 from flopcast.roofline.validation.architectures import ARCHITECTURES, architectures
+from flopcast.roofline.validation.random_steps import RANDOM, random_steps
 
 # The CPU suite measures shapes of widths 64, 128 and 256; these widths are equal to them or lie between them.
 CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
@@ -38,7 +39,7 @@ OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
 SUITES = (
     "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES,
-    PRECISIONS, BITSANDBYTES,
+    PRECISIONS, BITSANDBYTES, RANDOM,
 )  # fmt: skip
 
 # A mixture of 16 experts, two a token, of a compiled suite's steps.
@@ -62,15 +63,17 @@ def factories() -> frozenset[str]:
     return frozenset(_ZOO + function.name for function in found if not function.name.startswith("_"))
 
 
-def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
+def validation_plans(device_type: str, name: str = "standard", mode: str = "eager", *, seed: int = 0) -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "patch" for models with whole layers,
     "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
     than AdamW, "inference" for calls without a backward, "quantised" for those on weights of 8 and 4 bits, "images" for
     image models, "architectures" for other families of transformers, "precisions" for fp32, tf32, fp16 and experts in
-    bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits.
-    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference" and "architectures" the same ones
-    compiled."""
+    bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits, "random" for those that `seed` draws.
+    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference", "architectures" and "random" the same
+    ones compiled."""
+    if device_type != "cpu" and name == RANDOM:
+        return [replace(plan, mode=mode) for plan in random_steps(seed)]
     if mode != "eager" and name in (INFERENCE, ARCHITECTURES):
         return [replace(plan, mode=mode) for plan in (_inference() if name == INFERENCE else architectures())]
     if mode != "eager":

@@ -44,7 +44,7 @@ PriceDay = Annotated[str | None, Option("--on", help="Take the newest prices up 
 Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default: cuda where there is a GPU.")]
 _SUITES = (
     "quick", "standard", "fused", "patch", "adamw-triton", "fine-tune", "inference", "quantised", "images",
-    "architectures", "precisions", "bitsandbytes",
+    "architectures", "precisions", "bitsandbytes", "random",
 )  # fmt: skip
 Suite = Annotated[
     str | None,
@@ -52,8 +52,8 @@ Suite = Annotated[
         help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), "
         "patch (whole layers patched by `flopcast.patch`), adamw-triton (flopcast's AdamW), "
         "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, quantised (calls "
-        "on weights of 8 and 4 bits), images, architectures (19 families of transformers), precisions or bitsandbytes "
-        "(QLoRA, AdamW in 8 bits).",
+        "on weights of 8 and 4 bits), images, architectures (19 families of transformers), precisions, bitsandbytes "
+        "(QLoRA, AdamW in 8 bits) or random (24 steps that --seed draws).",
         autocompletion=one_of(_SUITES),
     ),
 ]

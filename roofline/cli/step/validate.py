@@ -27,6 +27,10 @@ def validate(
     gpu: Annotated[str | None, Option("--gpu", help="Profile to check. Default: this device's own.")] = None,
     device: Device = None,
     suite: Suite = None,
+    seed: Annotated[
+        int | None,
+        Option(help="Number that draws the steps of --suite random, the same ones anywhere. Default: 0.", min=0),
+    ] = None,
     out: Annotated[
         Path | None, Option(help="Folder to write to. Default: out/validate, or that of --steps-from.")
     ] = None,
@@ -66,6 +70,7 @@ def validate(
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.gpu.suites import check_suite
     from flopcast.roofline.validation import comparable
+    from flopcast.roofline.validation.random_steps import RANDOM
     from flopcast.roofline.validation.run import ESTIMATES, check_mode, machine_here, machine_of, run_validation_steps
     from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.validation.step_plans import SUITES
@@ -79,6 +84,7 @@ def validate(
             {
                 "device": device,
                 "suite": suite,
+                "seed": seed,
                 "retry": retry,
                 "budget": budget,
                 "mode": mode if mode != Run.mode else None,
@@ -91,7 +97,8 @@ def validate(
         )
     if parallel or (steps_from is not None and _is_parallel(steps_from)):
         refuse_unused(
-            "with steps on several GPUs", {"only_estimates": only_estimates, "estimates_from": estimates_from}
+            "with steps on several GPUs",
+            {"only_estimates": only_estimates, "estimates_from": estimates_from, "seed": seed},
         )
         _validate_parallel(
             parallel or [], gpu, device, suite or "quick", out, steps_from, retry=("oom", "error") if retry else (),
@@ -101,6 +108,8 @@ def validate(
     suite = suite or "quick"
     check_suite(suite, SUITES)
     check_mode(mode)
+    if suite != RANDOM:
+        refuse_unused(f"with --suite {suite}: its steps are listed, not drawn", {"seed": seed})
     if only_estimates and mode != Run.mode:
         raise UsageError(f"--only-estimates with --mode {mode}: torch's RuntimeEstimator knows eager steps alone")
     folder = steps_from or out or Path("out/validate")
@@ -113,7 +122,9 @@ def validate(
             raise UsageError(f"{flag} with folders to compare: it compares nothing; give --out alone")
         parts = ESTIMATES if only_estimates else None
         with resumable(folder):
-            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts, mode=mode)
+            done = run_validation_steps(
+                device, suite, folder, retry=retried, budget=budget, parts=parts, mode=mode, seed=seed or 0
+            )
         console.say(f"steps: {done}" if run_only else f"estimates: {done}")
         given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
         console.say(f"`flopcast validate {given}` compares them, here or elsewhere")
@@ -130,7 +141,7 @@ def validate(
 
             comparable.check_stack(describe_stack(), profile)
         with resumable(folder):
-            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, mode=mode)
+            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, mode=mode, seed=seed or 0)
         console.say(f"steps: {done}")
     rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
     if not rows:
