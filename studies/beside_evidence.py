@@ -33,8 +33,11 @@ SUITES = {
     "precisions": "Steps in fp32, tf32, fp16 and bf16",
     "adamw-triton": "AdamW with clipping inside",
     "architectures": "Architectures that no kernel was measured for",
+    "random": "Steps that a seed drew",
 }
 
+# What tells the steps of a first.csv apart.
+NAMED = ("name", "batch", "seq", "context", "precision", "optimizer", "mode")
 FIRST = {"device": "device", "step": "step", "peak": "memory"}  # what is kept of first forecasts, and its name
 
 TIMED_ONCE = (
@@ -91,18 +94,23 @@ def main() -> None:
         print(folder.relative_to(ROOT), f"{len(rows)} steps")
 
 
-def first_errors(path: Path) -> Mapping[str, Mapping[str, float]]:
-    """Of the steps of a first.csv, by name: the errors of the device, the step and the memory; none without a file."""
+def first_errors(path: Path) -> Mapping[tuple[str, ...], Mapping[str, float]]:
+    """Of the steps of a first.csv, by what tells them apart (`NAMED`): the errors of the device, the step and the
+    memory; none without a file."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8") as file:
         return {
-            row["name"]: {part: float(row[f"{part}_error"]) for part in FIRST if row[f"{part}_error"]}
+            tuple(row[name] for name in NAMED): {
+                part: float(row[f"{part}_error"]) for part in FIRST if row[f"{part}_error"]
+            }
             for row in csv.DictReader(file)
         }
 
 
-def readme(suite: str, gpu: str, rows: Sequence[StepComparison], first: Mapping[str, Mapping[str, float]]) -> str:
+def readme(
+    suite: str, gpu: str, rows: Sequence[StepComparison], first: Mapping[tuple[str, ...], Mapping[str, float]]
+) -> str:
     """The page of a suite: what was run, errors by bound, and every step."""
     parts = [
         f"# {SUITES[suite]} on {GPUS[gpu]}",
@@ -118,7 +126,7 @@ def readme(suite: str, gpu: str, rows: Sequence[StepComparison], first: Mapping[
                 _ms(row.step.measured), _error(row.step.error),
                 _error(row.profile_host_step.error), _ms(row.device.measured), _error(row.device.error),
                 _error(row.host.error), _error(row.peak.error), row.bound or "",
-                *(_error(first.get(row.plan.name, {}).get(part)) for part in FIRST if first),
+                *(_error(first.get(_named(row), {}).get(part)) for part in FIRST if first),
             ]
             for row in rows
         ]),
@@ -126,14 +134,18 @@ def readme(suite: str, gpu: str, rows: Sequence[StepComparison], first: Mapping[
     return "\n\n".join(parts) + "\n"
 
 
-def first_told(first: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _named(row: StepComparison) -> tuple[str, ...]:
+    return tuple(str(getattr(row.plan, name)) for name in NAMED)
+
+
+def first_told(first: Mapping[tuple[str, ...], Mapping[str, float]]) -> list[str]:
     """What all steps were off by when none had been seen: a sentence, where that is known."""
     if not first:
         return []
     words = ", ".join(
         f"{name} {_spread([errors.get(part) for errors in first.values()])}" for part, name in FIRST.items()
     )
-    steps = ", ".join(first)
+    steps = ", ".join(dict.fromkeys(name for name, *_ in first))
     return [f"Before any of these was seen (median / worst, of how many): {words}. They are {steps}."]
 
 

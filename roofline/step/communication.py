@@ -19,7 +19,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.simulation import Span
 from flopcast.roofline.stream.ops.collectives import Collective, collectives
-from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream, packet
+from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream
 
 # What Python does around a call, as so many calls of the same host in a forward: FSDP's hooks, views and bookkeeping
 # around each of its all-gathers and reduce-scatters, by phase; ring attention's around each of its own; DTensor's
@@ -128,8 +128,6 @@ def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: Hos
                 one, work=None, seconds=time.seconds, sigma=time.sigma, launches=1, basis=time.basis, hot_seconds=0.0,
                 hot_basis="", host_seconds=asked, collective=what,
             )  # fmt: skip
-        if packet(op.name) == "aten._grouped_mm" and stream.tensors[op.inputs[0]].operand.dtype != "bf16":
-            one = replace(one, kind="sync")  # the host reads how many rows each group has (GroupedMMUtils.h)
         if number in around:
             one = replace(one, host_seconds=one.host_seconds + around[number] * call)
         for other in op.waits:

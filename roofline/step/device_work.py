@@ -106,6 +106,7 @@ class TimedOp:
     basis: str = ""
     hot_seconds: float = 0.0  # the part of `seconds` taken from the hot curve; `hot_basis` is that part's basis
     hot_basis: str = ""
+    looped_seconds: float = 0.0
     count: int = 1
     replay: int = 0
     lane: int = 0
@@ -244,6 +245,7 @@ def device_work(
             host_seconds += host.step_fixed if i == 0 else 0.0
         if i in waits or (is_first and phase in fixed_first):
             host_seconds += getattr(host, phase).get("fixed", 0.0) * pace
+        looped = (count - 1) * host.bare_call() if is_looped(stream, op) else 0.0
         if work is None or found is None:
             one = TimedOp(phase, op.kind, host_seconds)
         else:
@@ -251,7 +253,7 @@ def device_work(
             added = 0.0 if copy is None else copy.cold.seconds - hot_shares[i] * copy.gain
             is_faster = found.hot.seconds <= found.cold.seconds
             one = TimedOp(
-                phase=phase, kind=op.kind, host_seconds=host_seconds, work=work,
+                phase=phase, kind=op.kind, host_seconds=host_seconds + looped, looped_seconds=looped, work=work,
                 seconds=found.cold.seconds - share * found.gain + added, sigma=found.cold.sigma,
                 launches=count + (copy is not None),
                 basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
@@ -265,6 +267,15 @@ def device_work(
         timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls))
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
+
+
+def is_looped(stream: Stream, op: Op) -> bool:
+    """Whether torch runs a grouped product group by group, in a loop for which the host waits for the groups' numbers
+    of rows (GroupedMMUtils.h). A group's product and the three views of its operands, which C++ makes, are taken to
+    cost the host what a bare call from Python does."""
+    if op.name != "aten._grouped_mm.default" or stream.meta.get("graphs"):
+        return False
+    return stream.tensors[op.inputs[0]].operand.dtype != "bf16"
 
 
 def _calls_beyond(stream: Stream, op: Op) -> float:
@@ -345,7 +356,8 @@ def _waits_of_models(stream: Stream) -> set[int]:
 
 def _run_several(one: TimedOp, count: int) -> TimedOp:
     return replace(
-        one, count=count, host_seconds=one.host_seconds * count, seconds=one.seconds * count,
+        one, count=count, host_seconds=one.host_seconds * count, looped_seconds=one.looped_seconds * count,
+        seconds=one.seconds * count,
         hot_seconds=one.hot_seconds * count, launches=one.launches * count,
     )  # fmt: skip
 

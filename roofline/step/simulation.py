@@ -452,13 +452,15 @@ def _entries(
 ) -> tuple[list[_Entry], list[float], list[tuple[int, ...]]]:
     """Returns the entries of one of the operations' `count` repetitions, their host seconds, and the ops whose seconds
     are each one's; the host seconds of an operation that neither launches nor waits are added to the next one that
-    does. What is sent and received together is one entry, of the last of these operations."""
+    does. What is sent and received together is one entry, of the last of these operations. A loop is two, of which the
+    first waits and the second launches; what the host spends on going on with it is added to the next one."""
     entries: list[_Entry] = []
     own: list[float] = []
+    takes: list[tuple[int, ...]] = []
     host = 0.0
     together = 0
     for number, op in numbered:
-        host += op.host_seconds / count
+        host += (op.host_seconds - op.looped_seconds) / count
         sent = op.collective
         if op.launches or op.kind == "sync":
             launched, others = op.launches // count, op.waits
@@ -467,13 +469,19 @@ def _entries(
                 sends = ((sent.peer, sent.is_sent, number),)
                 if sent.together and sent.together == together:
                     before = entries.pop()
+                    takes.pop()
                     host, others, sends = host + own.pop(), (*before.others, *others), (*before.sends, *sends)
             more = max(launched - 1, 0)
+            if op.looped_seconds:
+                entries.append(_Entry(-1, op.lane, is_sync=True))
+                own.append(host)
+                takes.append(())
+                host = 0.0
             is_sync = op.kind == "sync"
             entries.append(_Entry(number, op.lane, launched, more, is_sync, others, sent is not None, sends))
             own.append(host)
-            host, together = 0.0, sent.together if sent is not None else 0
-    takes = [(entry.number,) for entry in entries]
+            takes.append((number,))
+            host, together = op.looped_seconds / count, sent.together if sent is not None else 0
     return [*entries, _Entry(-1)], [*own, host], [*takes, ()]
 
 

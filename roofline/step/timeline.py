@@ -67,7 +67,9 @@ class Timeline:
     @property
     def without_host(self) -> Timeline:
         """The device alone."""
-        ops, *before = ([replace(op, host_seconds=0.0) for op in stage] for stage in (self.ops, *self.before))
+        ops, *before = (
+            [replace(op, host_seconds=0.0, looped_seconds=0.0) for op in stage] for stage in (self.ops, *self.before)
+        )
         return replace(self, ops=ops, before=before)
 
     @cached_property

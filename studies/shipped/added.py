@@ -45,7 +45,7 @@ SMALL_FILLS = "images"
 LEAST = 2  # points of a surface: one tells no size from another
 # By GPU, the suites of which it has later rows.
 SUITES = {
-    SOURCE: ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links"),
+    SOURCE: ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links", "heads"),
     "nvidia-h100-sxm": ("heads",),
 }
 
@@ -157,7 +157,7 @@ def held_out(profile: Profile, cases: Sequence[Case]) -> Mapping[str, tuple[int,
     held = [case for case in cases if case.is_held_out]
     estimates = profile.estimate([(case.work, case.backend, case.cache) for case in held])
     for case, estimate in zip(held, estimates, strict=True):
-        name = "decode" if case.work.op_class == "attention" else case.work.op_class
+        name = "decode" if "decode" in str(case.surface.kind) else case.work.op_class
         if isinstance(case.work.variant, ConvVariant) and case.work.variant.form == "depthwise":
             name = "depthwise"
         errors[name].append(abs(estimate.seconds / case.seconds - 1))

@@ -286,6 +286,7 @@ class _Reader:
         self.captured.append((first, len(self.launches)))
 
     def _call(self, call: ast.Call, node: ast.stmt, result: str | None = None) -> None:
+        call = _without_state(call)
         function = ast.unparse(call.func)
         if function == "assert_size_stride":
             self._assert_size(call, node)
@@ -554,6 +555,15 @@ def _partial_sum(node: ast.Call) -> _PartialSum | None:
         ):
             return _PartialSum(workspace, programs, row)
     return None
+
+
+def _without_state(call: ast.Call) -> ast.Call:
+    """An operator as it is called by itself, of one that is run with a given state of the random numbers, as those are
+    that activation checkpointing runs twice: `graphsafe_run_with_rng_state(op, query, key, rng_state=state)`."""
+    if not ast.unparse(call.func).endswith(".graphsafe_run_with_rng_state"):
+        return call
+    function, *given = call.args
+    return ast.Call(function, given, [keyword for keyword in call.keywords if keyword.arg != "rng_state"])
 
 
 def _library_name(function: str) -> str:

@@ -25,6 +25,7 @@ from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import PHASES, Op, Storage, Stream, TensorRef, packet
 from flopcast.roofline.stream.ops.to_depth import to_depth
@@ -223,3 +224,20 @@ def test_convolutions_and_batch_norms_cost_the_host_more_than_other_calls(is_las
         assert calls == pytest.approx(HEAVIER[name][int(is_last)])
     others = [one for op, one in zip(stream.ops, timed, strict=True) if packet(op.name) == "aten.relu"]
     assert [one.host_seconds for one in others] == [host.seconds("forward", "launch")]
+
+
+@pytest.mark.parametrize(("precision", "is_looped"), [("autocast-bf16", True), ("bf16", False)])
+def test_experts_in_fp32_are_launched_one_by_one(traced: Tracing, precision: str, is_looped: bool) -> None:
+    """torch multiplies fp32 weights of experts in a loop, and all in one kernel in bf16."""
+    config = with_depth(load_config("qwen3-moe"), 1)
+    run = Run(precision=precision)
+    profile = find_profile("nvidia-h200")
+    host = default_host()
+    stream = traced(config, batch=run.batch, seq=run.seq, precision=precision)
+    work = device_work(stream, run, profile, host)
+    grouped = [one for op, one in zip(stream.ops, work, strict=True) if op.name == "aten._grouped_mm.default"]
+    assert len(grouped) == 6  # gate with up, and down: forward, and two gradients of each
+    for one in grouped:
+        assert one.launches == (config["num_experts"] if is_looped else 1)
+        assert one.looped_seconds == pytest.approx((one.launches - 1) * host.bare_call())
+        assert one.host_seconds > one.looped_seconds

@@ -113,6 +113,30 @@ def test_a_sync_drains_the_device_every_step() -> None:
     assert synced == pytest.approx(1e-3 + 100 * 2.1e-5, rel=0.03)
 
 
+def loop(host: float, device: float, launches: int, looped: float) -> TimedOp:
+    """A product that is run group by group."""
+    one = item(host + looped, device, launches)
+    return replace(one, looped_seconds=looped)
+
+
+def test_a_loop_waits_first_and_launches_while_the_host_goes_on() -> None:
+    before = [item(1e-6, 5e-5) for _ in range(40)]  # 2 ms of the device, which the host is far ahead of
+    after = [item(1e-6, 5e-5)]
+    ahead = step_of([*before, item(1e-6, 1e-3, 10), *after])
+    looped = step_of([*before, loop(1e-6, 1e-3, 10, 3e-3), *after])
+    assert ahead == pytest.approx(3.05e-3, rel=0.03)
+    assert looped == pytest.approx(2e-3 + 3e-3 + 5e-5, rel=0.03), "the loop's kernels run beside its further calls"
+
+
+@given(any_steps, st.integers(0, 40), microseconds, microseconds)
+def test_a_loop_never_helps(items: list[TimedOp], place: int, device: float, looped: float) -> None:
+    def beside(one: TimedOp) -> float:
+        return step_of([*items[:place], one, *items[place:]])
+
+    assert beside(loop(1e-6, device, 4, looped)) >= beside(item(1e-6, device, 4)) - 1e-12
+    assert beside(loop(1e-6, device, 4, 2 * looped)) >= beside(loop(1e-6, device, 4, looped)) - 1e-12
+
+
 def test_a_sync_takes_the_host_its_time_once_each() -> None:
     items = [item(1e-6, 1e-4), item(1e-6, 1e-6, kind="sync"), item(1e-6, 1e-4), item(1e-6, 1e-6, kind="sync")]
     assert step_of(items, sync_seconds=1e-3) - step_of(items, sync_seconds=0.0) == pytest.approx(2e-3, rel=0.01)
