@@ -245,7 +245,7 @@ def device_work(
             host_seconds += host.step_fixed if i == 0 else 0.0
         if i in waits or (is_first and phase in fixed_first):
             host_seconds += getattr(host, phase).get("fixed", 0.0) * pace
-        looped = (count - 1) * host.bare_call() if is_looped(stream, op) else 0.0
+        looped = max(looped_groups(stream, op) - 1, 0) * host.bare_call()
         if work is None or found is None:
             one = TimedOp(phase, op.kind, host_seconds)
         else:
@@ -269,13 +269,14 @@ def device_work(
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
 
-def is_looped(stream: Stream, op: Op) -> bool:
-    """Whether torch runs a grouped product group by group, in a loop for which the host waits for the groups' numbers
-    of rows (GroupedMMUtils.h). A group's product and the three views of its operands, which C++ makes, are taken to
-    cost the host what a bare call from Python does."""
+def looped_groups(stream: Stream, op: Op) -> int:
+    """Returns how many groups of a grouped product torch runs one by one, in a loop for which the host waits for their
+    numbers of rows (GroupedMMUtils.h); 0 where one kernel runs all. A group's product and the three views of its
+    operands, which C++ makes, are taken to cost the host what a bare call from Python does."""
     if op.name != "aten._grouped_mm.default" or stream.meta.get("graphs"):
-        return False
-    return stream.tensors[op.inputs[0]].operand.dtype != "bf16"
+        return 0
+    first, *_, ends = (stream.tensors[given].operand for given in op.inputs)
+    return 0 if first.dtype == "bf16" else ends.shape[0]
 
 
 def _calls_beyond(stream: Stream, op: Op) -> float:

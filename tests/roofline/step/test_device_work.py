@@ -238,6 +238,6 @@ def test_experts_in_fp32_are_launched_one_by_one(traced: Tracing, precision: str
     grouped = [one for op, one in zip(stream.ops, work, strict=True) if op.name == "aten._grouped_mm.default"]
     assert len(grouped) == 6  # gate with up, and down: forward, and two gradients of each
     for one in grouped:
-        assert one.launches == (config["num_experts"] if is_looped else 1)
-        assert one.looped_seconds == pytest.approx((one.launches - 1) * host.bare_call())
+        assert (one.launches >= config["num_experts"]) == is_looped
+        assert one.looped_seconds == pytest.approx((config["num_experts"] - 1) * host.bare_call() * is_looped)
         assert one.host_seconds > one.looped_seconds
