@@ -129,13 +129,16 @@ def _check_compiled(recipe: Recipe) -> None:
             f"optimizer 'adamw8bit' with mode {recipe.mode!r}: it is modelled beside eager steps alone; use --mode "
             "eager, or adamw-fused"
         )
+    if recipe.finetune == "qlora":
+        raise UsageError(
+            f"finetune 'qlora' with mode {recipe.mode!r}: bitsandbytes' kernels are modelled beside eager steps alone; "
+            "use --mode eager, or lora"
+        )
     unusual = recipe.unusual
     for name, why in (
         ("fused", "compiled code fuses these operations itself, and leaves custom ones as they are"),
         ("matmul", "compiled code calls cuBLAS for its products"),
         ("attention", "compiled code calls what torch picked while it compiled"),
-        ("finetune", "compiled steps that train a part of a model are not modelled yet"),
-        ("base_dtype", "compiled steps on weights of another dtype are not modelled yet"),
     ):
         if name in unusual and unusual[name] not in QUANTISED:
             raise UsageError(f"{name} {unusual[name]!r} with mode {recipe.mode!r}: {why}; leave one of the two out")

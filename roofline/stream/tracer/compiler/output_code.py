@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
@@ -160,7 +161,8 @@ def _built(asked: Asked) -> TrainingStep | InferenceStep:
                 )
                 call.refill()  # the cache is there before the model is compiled
                 return call
-            model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
+            model = build_model(asked.config, "sdpa", asked.precision, asked.checkpoint, asked.base_dtype)
+            model = fine_tuned(model, asked)
             batch: Any = causal_lm_batch(ids)
             return TrainingStep(model, (), batch, asked.precision, "cuda")
         model, batch, loss_fn = _made(asked)

@@ -17,6 +17,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.settings import TORCH_MODES, why_not
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
@@ -80,7 +81,7 @@ def _built(asked: Asked) -> tuple[TrainingStep | FunctionStep, dict[str, Any]]:
     """The step, and what its stream's meta is to say of it."""
     if asked.config is not None:
         meta = {"config": dict(asked.config), **meta_of(asked, "cuda")}
-        model = build_model(asked.config, precision=asked.precision)
+        model = fine_tuned(build_model(asked.config, "sdpa", asked.precision, "none", asked.base_dtype), asked)
         batch = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
         return build_module(model, batch, "cuda", asked, foreach=True), meta
     made = make(load_factory(asked.module), asked.sizes, asked.module)

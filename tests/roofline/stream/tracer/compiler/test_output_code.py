@@ -143,6 +143,11 @@ def test_what_layers_recompute_is_in_the_backward(compiled: Compiled) -> None:
     _, backward = code.graphs
     assert "_scaled_dot_product_cudnn_attention.default" in backward
     assert "_scaled_dot_product_cudnn_attention_backward.default" in backward
+    assert "graphsafe_run_with_rng_state" in code.text  # what is launched is the operator that it is given
+    graphs = read_output_code(code.text)
+    attention = [launch for graph in graphs for launch in graph.launches if launch.kind == Kind.ATTENTION]
+    assert [launch.name for launch in attention] == 2 * ["aten._scaled_dot_product_cudnn_attention"]
+    assert len(attention[0].operands[0].shape) == 4  # a query of batch, heads, tokens and columns
 
 
 def test_a_number_made_on_the_gpu_is_compiled(users: Path, compiled: Compiled) -> None:
