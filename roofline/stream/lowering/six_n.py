@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.stream.compiled.generated_kernel import NAMESPACE
@@ -65,6 +65,8 @@ def count_parameters(stream: Stream, tokens: int) -> Parameters:
     if not frozen and not banks:
         return Parameters(n_params, n_params, 6 * n_params * tokens)
     uses = _uses(stream, frozen | banks)
+    if stream.meta.get("graphs"):
+        _as_their_like(stream, uses, frozen, written)
     passed = _active(uses, banks, tokens)
     lacking = 0  # of 6 FLOPs for each parameter and token
     for storage, use in uses.items():
@@ -122,6 +124,20 @@ def _uses(stream: Stream, parameters: set[int]) -> dict[int, _Use]:
             else:
                 stands_for[made] = copied
     return uses
+
+
+def _as_their_like(stream: Stream, uses: dict[int, _Use], frozen: set[int], written: set[int]) -> None:
+    """Corrects, of a compiled step, what is known of frozen parameters. Generated kernels read bytes, so that their
+    number is what the written ones leave of all. One that nothing reads is of a layer that a compiled one stands for,
+    and is used as another of its size."""
+    of_written = sum(use.numel for use in _uses(stream, written).values())
+    bytes_frozen = sum(stream.storages[storage].bytes for storage in frozen)
+    known = {stream.storages[i].bytes: uses[i] for i in frozen if uses[i].in_forward or uses[i].in_backward}
+    for storage in frozen:
+        size = stream.storages[storage].bytes
+        use = uses[storage]
+        alike = use if use.in_forward or use.in_backward else known.get(size, use)
+        uses[storage] = replace(alike, numel=round(size * (stream.n_params - of_written) / bytes_frozen))
 
 
 def _is_copy(op: Op) -> bool:

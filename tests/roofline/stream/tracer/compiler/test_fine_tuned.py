@@ -58,15 +58,31 @@ def test_adapters_are_products_beside_frozen_ones(compiled: Callable[[Asked], Fu
 def test_a_part_costs_less_than_the_whole() -> None:
     profile = find_profile("nvidia-h200")
 
-    def forecast(**options: Any) -> Any:
-        run = Run(batch=2, seq=256, mode="compile", optimizer="adamw-fused", **options)
+    def forecast(mode: str = "compile", **options: Any) -> Any:
+        run = Run(batch=2, seq=256, mode=mode, optimizer="adamw-fused", **options)
         return PricedStep(get_stream(QWEN3, traced_of(run, profile)), run, profile).forecast()
 
     whole, part = forecast(), forecast(finetune="last=1")
     assert part.device_seconds < whole.device_seconds
     assert part.flops_counted < whole.flops_counted
     assert part.memory["optimizer"] < whole.memory["optimizer"] / 2
+    eager = forecast("eager", finetune="last=1")
+    assert (part.n_params_trained, part.flops_6n) == (eager.n_params_trained, eager.flops_6n)
     assert part.memory["gradients"] < whole.memory["gradients"] / 2 or whole.memory["gradients"] == 0
+
+
+@pytest.mark.parametrize("base_dtype", ["bf16", "fp32"])
+def test_what_is_trained_is_the_same_in_every_mode(base_dtype: str) -> None:
+    """Of layers that a compiled one stands for nothing is read, and generated kernels read frozen weights as bytes."""
+    pytest.importorskip("peft")
+    profile = find_profile("nvidia-h200")
+    told = []
+    for mode in ("eager", "compile"):
+        run = Run(batch=2, seq=256, mode=mode, finetune="lora", lora_rank=8, base_dtype=base_dtype)
+        config = {**QWEN3, "num_hidden_layers": 6}
+        found = PricedStep(get_stream(config, traced_of(run, profile)), run, profile).forecast()
+        told.append((found.n_params, found.n_params_trained, found.flops_6n))
+    assert told[0] == told[1]
 
 
 def test_four_bits_are_refused() -> None:
