@@ -33,13 +33,17 @@ class Grown(NamedTuple):
 
     def __call__(self, rows: Array) -> Array:
         """The sum of the trees' values at each row of inputs, [rows]: up to a limit to the left, above to the right."""
-        trees = np.arange(len(self.inputs))[:, None]
-        node = np.zeros((len(self.inputs), len(rows)), np.intp)
-        each = np.arange(len(rows))[None, :]
+        # by places in flat arrays: indices of two dimensions take more than twice as long
+        count, nodes = self.inputs.shape
+        trees = np.arange(count)[:, None]
+        first = trees * nodes
+        place = np.repeat(first, len(rows), axis=1)
+        each = np.arange(len(rows))[None, :] * rows.shape[1]
+        asked, limits, values = self.inputs.ravel(), self.limits.ravel(), rows.ravel()
         for _ in range(self.leaves.shape[1].bit_length() - 1):
-            above = rows[each, self.inputs[trees, node]] > self.limits[trees, node]
-            node = 2 * node + 1 + above
-        found: Array = self.leaves[trees, node - self.inputs.shape[1]].sum(axis=0)
+            above = values.take(asked.take(place) + each) > limits.take(place)
+            place = 2 * place - first + 1 + above
+        found: Array = self.leaves.ravel().take(place + trees - nodes).sum(axis=0)  # a leaf more than nodes a tree
         return found
 
 

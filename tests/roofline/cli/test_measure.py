@@ -51,8 +51,16 @@ POLICIES["cpu"]["quick"] = replace(
     CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,
     max_rotation_bytes=1 << 24, max_sets=4, scalar_repeats=2,
 )
-sys.argv = ["flopcast", *sys.argv[1:]]
-app.main()
+words = sys.argv[1:]
+while words:  # commands one after the other
+    end = words.index("THEN") if "THEN" in words else len(words)
+    given, words = words[:end], words[end + 1 :]
+    sys.argv = ["flopcast", *given]
+    try:
+        app.main()
+    except SystemExit as left:
+        if left.code:
+            raise
 """
 
 RUN: dict[str, Any] = {"width": 64, "depth": 2, "vocab": 4096}  # the width that the suite measures
@@ -186,16 +194,16 @@ def test_models_asked_for_are_held_directly(flopcast: Command, measured: Path, t
     file, config = measured / records.MEASUREMENTS, tmp_path / "asked.json"
     config.write_text(json.dumps(make_config(**RUN)))
     before = file.read_bytes()
-    done = start("bench", "--device", "cpu", "--config", config, *ONCE, "--out", measured, "--json")
+    (tmp_path / "mine.py").write_text(FACTORY)
+    done = start(
+        "bench", "--device", "cpu", "--config", config, *ONCE, "--out", measured, "--json", "THEN",
+        "bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path,
+    )  # fmt: skip
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0, err
-    parts = json.loads(out)["parts"]
+    parts = json.JSONDecoder().raw_decode(out)[0]["parts"]
     assert "0 measured" in parts["ceilings"], "the suite's are used"
     assert "done before" in parts["kernels"]
-    (tmp_path / "mine.py").write_text(FACTORY)
-    done = start("bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path)
-    assert done.communicate(timeout=120)
-    assert done.returncode == 0
     found = identities(measured)
     assert len(found) == len(set(found))
     assert file.read_bytes().startswith(before)
@@ -355,7 +363,7 @@ def profile(fitted: Path, measured: Path) -> Path:
 
 @pytest.fixture
 def a_ladder_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite, mode: [TINY])
+    monkeypatch.setattr(step_plans, "validation_plans", lambda *_, **__: [TINY])
 
 
 def table_of(folder: Path) -> dict[str, dict[str, str]]:
@@ -366,7 +374,7 @@ def table_of(folder: Path) -> dict[str, dict[str, str]]:
 def test_real_steps_are_compared_and_what_cannot_run_keeps_its_row(
     flopcast: Command, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite, mode: [VAST, ODD, TINY])
+    monkeypatch.setattr(step_plans, "validation_plans", lambda *_, **__: [VAST, ODD, TINY])
     out = tmp_path / "steps"
     result = flopcast("validate", "--device", "cpu", "--gpu", profile, "--out", out, "--json")
     assert result.code == 0, result.err

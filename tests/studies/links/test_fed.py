@@ -23,6 +23,7 @@ from flopcast.roofline.cli.app import app
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
 from flopcast.roofline.step.questions.input_pipeline import HANDING, LEAST_HANDED, WAYS, Feeding, fed
 from flopcast.roofline.stream.model.models import make_config
+from studies.links import fed as feeding_study
 from studies.links import fed_table, handing
 from studies.links.fed import Case, Loading, cases, run
 from studies.links.feeding import AHEAD, PAGEABLE, Feed, timed
@@ -45,12 +46,15 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of real steps on the processor, where memory is of one kind and nothing is copied ahead."""
+    """Rows of real steps on the processor, where memory is of one kind and nothing is copied ahead; of two rounds."""
     out = tmp_path_factory.mktemp("fed")
     todo = [Case(PLAN, (Loading(), LOADED, replace(LOADED, workers=0))), Case(IMAGES)]
-    for _ in range(2):  # the second finds nothing to do
-        with Recorder(out, describe(CPU)) as recorder:
-            run(todo, CPU, recorder, ways=(PAGEABLE,), round_seconds=0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        for rounds in ("ROUNDS", "LOADED_ROUNDS"):
+            patch.setattr(feeding_study, rounds, 2)
+        for _ in range(2):  # the second finds nothing to do
+            with Recorder(out, describe(CPU)) as recorder:
+                run(todo, CPU, recorder, ways=(PAGEABLE,), round_seconds=0.02)
     return out
 
 
