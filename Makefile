@@ -3,9 +3,11 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# Processes that tests run in; a file's tests stay in one. Each grows to 4 GB of memory. Files go out in their order:
-# pytest-xdist's own begins with those of many tests and ends with long files of one, for which the other process waits.
-PYTEST_WORKERS ?= 2
+# Processes that tests run in; a file's tests stay in one. One a core, as far as memory goes: each grows to 4 GB. Files go
+# out in their order: pytest-xdist's own begins with those of many tests and ends with long files of one, for which the
+# other processes wait.
+PYTEST_WORKERS ?= $(shell $(PYTHON) -c "import os; \
+	held = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'); print(max(1, min(os.cpu_count(), held // 5 // 10**9)))")
 # Processes that mypy checks in: by two it takes 25 s where by one it takes 45 (versions before 2 know of no others).
 MYPY_WORKERS ?= 2
 
