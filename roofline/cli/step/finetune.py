@@ -23,7 +23,7 @@ def finetune(
     run: Annotated[
         Run,
         Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "lora_rank", "lora_targets",
-             "base_dtype"),
+             "base_dtype", "mode"),
     ],
     host: Host = None,
     price: PriceOptions,
