@@ -11,10 +11,6 @@ PYTEST_WORKERS ?= $(shell $(PYTHON) -c "import os; \
 # Processes that mypy checks in: by two it takes 25 s where by one it takes 45 (versions before 2 know of no others).
 MYPY_WORKERS ?= 2
 
-# Where Python is told to keep no bytecode, every process compiles flopcast's modules, and every process that tests run
-# in all tests, anew: half a second and ten.
-export PYTHONDONTWRITEBYTECODE :=
-
 VENV := .venv
 BIN := $(VENV)/bin
 # What is installed; remade when the requirements change.
