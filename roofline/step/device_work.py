@@ -29,7 +29,7 @@ from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.lowering.grouped import ONE_CALL, is_grouped
+from flopcast.roofline.stream.lowering.grouped import ONE_CALL, even_groups, is_group_by_group, is_grouped
 from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant
 from flopcast.roofline.stream.model.run import Run
@@ -245,7 +245,7 @@ def device_work(
             host_seconds += host.step_fixed if i == 0 else 0.0
         if i in waits or (is_first and phase in fixed_first):
             host_seconds += getattr(host, phase).get("fixed", 0.0) * pace
-        looped = max(looped_groups(stream, op) - 1, 0) * host.bare_call()
+        looped = max(looped_groups(stream, work) - 1, 0) * host.bare_call()
         if work is None or found is None:
             one = TimedOp(phase, op.kind, host_seconds)
         else:
@@ -269,14 +269,13 @@ def device_work(
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
 
-def looped_groups(stream: Stream, op: Op) -> int:
+def looped_groups(stream: Stream, work: Work | None) -> int:
     """Returns how many groups of a grouped product torch runs one by one, in a loop for which the host waits for their
     numbers of rows (GroupedMMUtils.h); 0 where one kernel runs all. A group's product and the three views of its
     operands, which C++ makes, are taken to cost the host what a bare call from Python does."""
-    if op.name != "aten._grouped_mm.default" or stream.meta.get("graphs"):
+    if work is None or stream.meta.get("graphs") or not is_group_by_group(work.variant):
         return 0
-    first, *_, ends = (stream.tensors[given].operand for given in op.inputs)
-    return 0 if first.dtype == "bf16" else ends.shape[0]
+    return even_groups(work).groups
 
 
 def _calls_beyond(stream: Stream, op: Op) -> float:
@@ -358,8 +357,7 @@ def _waits_of_models(stream: Stream) -> set[int]:
 def _run_several(one: TimedOp, count: int) -> TimedOp:
     return replace(
         one, count=count, host_seconds=one.host_seconds * count, looped_seconds=one.looped_seconds * count,
-        seconds=one.seconds * count,
-        hot_seconds=one.hot_seconds * count, launches=one.launches * count,
+        seconds=one.seconds * count, hot_seconds=one.hot_seconds * count, launches=one.launches * count,
     )  # fmt: skip
 
 

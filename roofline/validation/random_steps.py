@@ -22,6 +22,7 @@ _VOCABULARIES = {32_000: 25, 50_304: 25, 128_256: 25, 151_936: 25}
 _MODELS = {
     "qwen3-0.6b": 20, "qwen3-1.7b": 20, "qwen3-4b": 15, "qwen3-8b": 10, "llama-3.2-1b": 15, "gpt2": 10, "qwen3-moe": 10,
 }  # fmt: skip
+_DENSE = {name: often for name, often in _MODELS.items() if name != "qwen3-moe"}
 _IMAGES = {"resnet18": 15, "resnet50": 25, "mobilenet_v2": 15, "vit_s16": 15, "vit_b16": 15, "convnext_tiny": 15}
 
 # A step's FLOPs at most, so that it takes half a second of an H200: in 16 bits, and in 32. Its parameters at most, so
@@ -66,7 +67,7 @@ def _published(draw: Random) -> StepPlan:
 
 
 def _fine_tuned(draw: Random) -> StepPlan:
-    name = _pick(draw, {name: often for name, often in _MODELS.items() if name != "qwen3-moe"})
+    name = _pick(draw, _DENSE)
     config = load_config(name)
     layers = _between(draw, 2, depth_of(config), 1)
     options: dict[str, Any] = {"finetune": draw.choice(("lora", "lora", "last=1"))}
@@ -94,7 +95,7 @@ def _trained(draw: Random, name: str, config: dict[str, Any], layers: int, **opt
 
 
 def _inference(draw: Random) -> StepPlan:
-    name = _pick(draw, {name: often for name, often in _MODELS.items() if name != "qwen3-moe"})
+    name = _pick(draw, _DENSE)
     config = load_config(name)
     phase = draw.choice(("prefill", "decode"))
     context = _between(draw, 128, min(16_384, (context_of(config) or 16_384) - 1), 64)

@@ -68,7 +68,6 @@ def test_a_part_costs_less_than_the_whole() -> None:
     assert part.memory["optimizer"] < whole.memory["optimizer"] / 2
     eager = forecast("eager", finetune="last=1")
     assert (part.n_params_trained, part.flops_6n) == (eager.n_params_trained, eager.flops_6n)
-    assert part.memory["gradients"] < whole.memory["gradients"] / 2 or whole.memory["gradients"] == 0
 
 
 @pytest.mark.parametrize("base_dtype", ["bf16", "fp32"])
