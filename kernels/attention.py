@@ -295,7 +295,8 @@ def attention(
 
 
 def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """Standard-normal (q, k, v), and do for the backward. ValueError on sizes that make no attention."""
+    """Standard-normal q, k, v and, for the backward, do: [batch, heads, seq, head_dim], v and do of value_dim columns.
+    ValueError on sizes that make no attention."""
     if min(shape.batch, shape.heads, shape.kv_heads, shape.seq, shape.head_dim) < 1:
         raise ValueError(f"{shape.key}: batch, heads, kv_heads, seq and head_dim must be at least 1")
     if shape.heads % shape.kv_heads:
@@ -305,8 +306,9 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
         raise ValueError(f"{shape.key}: a window is of causal attention")
     if shape.documents > shape.seq:
         raise ValueError(f"{shape.key}: a document has a token at least")
-    heads = (shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if shape.direction == "bwd" else ()))
-    sizes = ((shape.batch, shape.seq, n, shape.head_dim) for n in heads)
+    own, values = shape.columns
+    kinds = ((shape.heads, own), (shape.kv_heads, own), (shape.kv_heads, values), (shape.heads, values))
+    sizes = ((shape.batch, shape.seq, *kind) for kind in kinds[: 4 if shape.direction == "bwd" else 3])
     return tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
 
 
@@ -320,6 +322,10 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
     if shape.dtype == "tf32":
         raise BackendUnavailable("attention in tf32 is not offered: use bf16, fp16 or fp32")
     q, k, v = operands[:3]
+    if backend in ("triton", "sdpa-flash") and shape.value_dim:
+        raise BackendUnavailable(
+            f"backend {backend} takes values as wide as queries, got {shape.key}: use sdpa-cudnn or sdpa-efficient"
+        )
     if backend == "triton":
         how = (shape.causal, None, shape.window, _spans(shape, q.device))
         o, lse = forward(q, k, v, *how)

@@ -145,23 +145,24 @@ def attention_math(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dtype: torch.dtype,
     window: int = 0, documents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """o [B, H, S, D] of attention by its definition, each step rounded to `dtype`; q like o, k and v [B, KV, S, D].
+    """o [B, H, S, V] of attention by its definition, each step rounded to `dtype`; q [B, H, S, D], k [B, KV, S, D],
+    v [B, KV, S, V].
 
     window: how many keys a query sees, itself the last, 0 for all. documents: [B, 2, S], see `documents.py`.
     """
     batch, heads, seq, _ = q.shape
     group = heads // k.shape[1]
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     with torch.no_grad(), matmul_precision(tf32=False):
         for b in range(batch):
             spans = None if documents is None else documents[b]
             for h in range(k.shape[1]):
                 of_group = slice(h * group, (h + 1) * group)
-                k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
+                k_SD, v_SV = k[b, h].to(dtype), v[b, h].to(dtype)
                 for rows in _row_blocks(group, seq):
                     q_GRD = q[b, of_group, rows].to(dtype)
                     out[b, of_group, rows] = (
-                        _probabilities(q_GRD, k_SD, rows.start, causal, scale, window, spans) @ v_SD
+                        _probabilities(q_GRD, k_SD, rows.start, causal, scale, window, spans) @ v_SV
                     )
     return out
 
@@ -186,13 +187,13 @@ def attention_math_backward(
             spans = None if documents is None else documents[b]
             for h in range(k.shape[1]):
                 of_group = slice(h * group, (h + 1) * group)
-                k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
+                k_SD, v_SV = k[b, h].to(dtype), v[b, h].to(dtype)
                 for rows in _row_blocks(group, seq):
-                    q_GRD, do_GRD = q[b, of_group, rows].to(dtype), do[b, of_group, rows].to(dtype)
+                    q_GRD, do_GRV = q[b, of_group, rows].to(dtype), do[b, of_group, rows].to(dtype)
                     p = _probabilities(q_GRD, k_SD, rows.start, causal, scale, window, spans)
-                    dp = do_GRD @ v_SD.T
+                    dp = do_GRV @ v_SV.T
                     ds = (p * (dp - (dp * p).sum(-1, keepdim=True))) * scale
                     dq[b, of_group, rows] = ds @ k_SD
                     dk[b, h] += (ds.mT @ q_GRD).to(accumulate).sum(0)
-                    dv[b, h] += (p.mT @ do_GRD).to(accumulate).sum(0)
+                    dv[b, h] += (p.mT @ do_GRV).to(accumulate).sum(0)
     return dq, dk.to(dtype), dv.to(dtype)

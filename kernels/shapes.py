@@ -71,6 +71,9 @@ class Attention:
     (5 matmuls for 2). Bytes: Q, K, V, O (and for the backward also their gradients) once, plus the
     fp32 log-sum-exp row.
 
+    `value_dim`: the columns of values and results where they are others than `head_dim`, those of queries and keys
+    (DeepSeek's 128 for 192), else 0: of the forward's two matmuls one is of them, of the backward's five two.
+
     `window`: a query sees this many keys, itself the last (0: all), of causal attention; the pairs of the triangle that
     lie beyond do not count.
     `documents`: each row of the batch packs this many (0 or 1: one), of lengths that `document_lengths` draws; a query
@@ -91,6 +94,12 @@ class Attention:
     dropout: bool = False
     window: Count = 0
     documents: Count = 0
+    value_dim: Count = 0
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Columns of queries and keys, and of values and results."""
+        return self.head_dim, self.value_dim or self.head_dim
 
     @property
     def document_lengths(self) -> tuple[int, ...]:
@@ -107,19 +116,21 @@ class Attention:
         for length in self.document_lengths:
             beyond = max(0, length - self.window) if self.window else 0
             pairs += length * length - beyond * beyond
-        forward = 4 * self.batch * self.heads * pairs * self.head_dim
-        if self.causal:
-            forward //= 2
-        return forward if self.direction == "fwd" else forward * 5 // 2
+        own, values = self.columns
+        products = own + values if self.direction == "fwd" else 3 * own + 2 * values
+        flops = 2 * self.batch * self.heads * pairs * products
+        return flops // 2 if self.causal else flops
 
     @property
     def bytes(self) -> int:
-        q = self.batch * self.heads * self.seq * self.head_dim * DTYPE_BYTES[self.dtype]
-        kv = self.batch * self.kv_heads * self.seq * self.head_dim * DTYPE_BYTES[self.dtype]
+        # a query and its result are as wide as a key and its value
+        width = sum(self.columns) * DTYPE_BYTES[self.dtype]
+        q_and_o = self.batch * self.heads * self.seq * width
+        k_and_v = self.batch * self.kv_heads * self.seq * width
         lse = 4 * self.batch * self.heads * self.seq
         # forward reads q, k, v and writes o; backward reads q, k, v, o, do and writes dq, dk, dv
         mask = self.batch * self.seq * self.seq * DTYPE_BYTES[self.dtype] if self.mask else 0
-        return mask + ((2 * q + 2 * kv + lse) if self.direction == "fwd" else (4 * q + 4 * kv + lse))
+        return mask + (1 if self.direction == "fwd" else 2) * (q_and_o + k_and_v) + lse
 
     @property
     def key(self) -> str:
@@ -130,6 +141,7 @@ class Attention:
         return (
             f"attention/{self.direction}/{mask}/{self.dtype}/"
             f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
+            + (f"v{self.value_dim}" if self.value_dim else "")
         )
 
 
@@ -336,7 +348,7 @@ def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
     """A shape as a JSON-ready dictionary; `shape_from_json` inverts it but for fused ones."""
     fields = asdict(shape)
     # files from before there were these have none
-    later = ("mask", "dropout", "window", "documents", "row_scales")
+    later = ("mask", "dropout", "window", "documents", "value_dim", "row_scales")
     fields = {name: value for name, value in fields.items() if value or name not in later}
     return {"kind": type(shape).__name__.lower(), **fields}
 

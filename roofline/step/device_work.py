@@ -142,13 +142,30 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
             return _checked("triton", work)
         if run.attention != "sdpa" and not (is_masked and run.attention in (BEST, "triton")):
             return _checked(run.attention, work)
-        return "sdpa-efficient" if is_masked and sdpa == "sdpa-flash" else sdpa  # flash takes no mask
+        return _picked_by_torch(work, sdpa)
     return "triton" if work.backend == "triton" else "torch"
 
 
+def _picked_by_torch(work: Work, sdpa: str) -> str:
+    """Returns the backend that SDPA picks where it usually picks `sdpa`: flash and cuDNN take operands of 16 bits,
+    flash no mask, and values as wide as queries (torch's sdp_utils.cpp)."""
+    variant, is_masked = work.variant, isinstance(work.shape, Attention) and work.shape.mask
+    if not isinstance(variant, AttentionVariant) or sdpa not in ("sdpa-flash", "sdpa-cudnn"):
+        return sdpa
+    is_refused = sdpa == "sdpa-flash" and (is_masked or variant.value_dim)
+    return "sdpa-efficient" if is_refused or variant.dtype not in ("bf16", "fp16") else sdpa
+
+
 def _checked(attention: str, work: Work) -> str:
-    """Returns the backend. Raises UsageError where the Triton attention has no kernel of the work."""
-    head_dim = work.variant.head_dim if isinstance(work.variant, AttentionVariant) else HEAD_DIMS[0]
+    """Returns the backend. Raises UsageError where it has no kernel of the work."""
+    if not isinstance(work.variant, AttentionVariant):
+        return attention
+    head_dim, value_dim = work.variant.head_dim, work.variant.value_dim
+    if attention in ("triton", "sdpa-flash") and value_dim:
+        raise UsageError(
+            f"attention {attention!r} with queries of {head_dim} columns and values of {value_dim}: its kernels take "
+            "as many of both; use --attention sdpa"
+        )
     if attention == "triton" and head_dim not in HEAD_DIMS:
         raise UsageError(
             f"attention 'triton' with head_dim {head_dim}: its kernels have {', '.join(map(str, HEAD_DIMS))}; use "

@@ -20,7 +20,7 @@ from flopcast.roofline.gpu.catalogue.device import attention_alias
 from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.step.device_work import L2_SHARE, backend_of, describe_ops, l2_shares
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.model.models import model_from
+from flopcast.roofline.stream.model.models import model_from, name_of
 from flopcast.roofline.stream.model.run import Run, run_from
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -76,12 +76,9 @@ class ModelOptions:
         return MeasuredModel(name=name, stream=stream, run=self.run)
 
     def _config(self, device_type: str) -> tuple[str, Stream]:
-        depth = self.given.get("depth")
-        config = model_from(config=self.given["config"], depth=depth)
-        stream = get_stream(config, self.run.traced_on(device_type))
-        path = Path(self.given["config"])
-        name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-        return (name or "config") + (f"-d{depth}" if depth else ""), stream
+        source, depth = self.given["config"], self.given.get("depth")
+        stream = get_stream(model_from(config=source, depth=depth), self.run.traced_on(device_type))
+        return name_of(source, None, depth), stream
 
     def _module(self, device_type: str) -> tuple[str, Stream]:
         """Returns (name, stream) of the factory's module, with the factory's own sizes except those that were given."""

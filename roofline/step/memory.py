@@ -284,8 +284,9 @@ def _scratch_bytes(stream: Stream, op: Op) -> int:
     if work is not None and isinstance(work[0], Attention) and work[0].direction == "bwd":
         shape = work[0]
         # cuDNN accumulates dQ in fp32, and per-query-head dK and dV before they are summed over the group
-        query = shape.batch * shape.heads * shape.seq * shape.head_dim
-        return 4 * query + 2 * 2 * query
+        own, values = shape.columns
+        rows = shape.batch * shape.heads * shape.seq
+        return rows * (4 * own + 2 * (own + values))
     return 0
 
 

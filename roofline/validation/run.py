@@ -23,18 +23,20 @@ COMPILED_ROUND_SECONDS = 0.2
 
 
 def run_validation_steps(
-    device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
+    device: str | None, suite: str | StepPlan, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
     parts: tuple[str, ...] | None = None, mode: str | Sequence[str] = "eager", names: Collection[str] = (),
     with_tiny: bool = True, seed: int = 0,
 ) -> str:  # fmt: skip
-    """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
+    """Runs the real steps of a suite, or the one given in its place, or `parts` of them, that `out` lacks; returns a
+    line on what was done.
 
     `mode`: how they run; of several, each step runs in all of them before the next one. `names`: of the steps to run,
     as in `named`. `seed`: of the suite "random". `with_tiny`: whether tiny models are compiled too, to calibrate the
     host. The default parts are times and kernels, and on a GPU torch's estimates of eager training of whole models too.
     Raises UsageError for estimates on a CPU, and for compiled steps there.
     """
-    check_suite(suite, SUITES)
+    if isinstance(suite, str):
+        check_suite(suite, SUITES)
     modes = [mode] if isinstance(mode, str) else list(mode)
     for one in modes:
         check_mode(one)
@@ -58,10 +60,13 @@ def run_validation_steps(
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     # torch's estimator knows neither adapters nor a cache of keys and values
     not_estimated = (FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, OWN_ADAMW, RANDOM)
-    is_estimated = chosen.type == "cuda" and is_eager and suite not in not_estimated
+    is_estimated = chosen.type == "cuda" and is_eager and isinstance(suite, str) and suite not in not_estimated
     with Recorder(out, describe(chosen)) as recorder:
-        by_mode = [named(validation_plans(chosen.type, suite, one, seed=seed), names) for one in modes]
-        plans = [plan for alike in zip(*by_mode, strict=True) for plan in alike]
+        if isinstance(suite, str):
+            by_mode = [named(validation_plans(chosen.type, suite, one, seed=seed), names) for one in modes]
+            plans = [plan for alike in zip(*by_mode, strict=True) for plan in alike]
+        else:
+            plans = [suite]
         return str(
             run_steps(
                 plans,

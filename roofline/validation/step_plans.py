@@ -31,6 +31,7 @@ OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "
 FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
 BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed
 OF_FEW_BITS = "quantised"  # calls of inference on weights of 8 and 4 bits
+OWN = "own"  # the step of a model that a user names
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
 WHOLE = "patch"  # steps of models patched by `kernels.patch.patch`, whose layers are whole

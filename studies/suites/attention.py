@@ -9,9 +9,10 @@ at random, not powers of two alone. Learning curves on an H200 (of 100 random co
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
@@ -145,10 +146,25 @@ HEADS = {
                 (3, False, 96), (3, False, 192), (6, False, 256)),
 }  # fmt: skip
 HEADS_RANGE = Range(groups=(1, 1, 2, 4, 4, 8), max_flops=4e11)
+# Of it too, as (configurations, causal, what is another than usual): DeepSeek-V3's values have fewer columns than its
+# queries, which flash does not take; in fp32 neither flash nor cuDNN take any, nor does the memory-efficient kernel
+# take heads in groups.
+_NARROW: dict[str, Any] = {"head_dim": 192, "value_dim": 128}
+_SMALL: dict[str, Any] = {"head_dim": 64, "dtype": "fp32"}
+_LARGE: dict[str, Any] = {"head_dim": 128, "dtype": "fp32"}
+OTHER_HEADS: dict[str, dict[str, tuple[tuple[int, bool, dict[str, Any]], ...]]] = {
+    "sdpa-cudnn": {"fit": ((10, True, _NARROW), (6, False, _NARROW)),
+                   "holdout": ((4, True, _NARROW), (3, False, _NARROW))},
+    "sdpa-efficient": {
+        "fit": ((9, True, _SMALL), (9, True, _LARGE), (5, False, _SMALL), (5, False, _LARGE)),
+        "holdout": ((4, True, _SMALL), (4, True, _LARGE), (2, False, _SMALL), (2, False, _LARGE)),
+    },
+}  # fmt: skip
+OTHER_RANGE = replace(HEADS_RANGE, groups=(1,))
 
 
 def head_cases() -> list[SuiteCase]:
-    """Of torch's attention with other heads than 64 and 128 columns; none of the holdout's is among the fit's."""
+    """Of torch's attention with other heads than 64 and 128 columns of bf16; none of the holdout's is of the fit's."""
     taken: set[Attention] = set()
     cases = []
     for role, kinds in HEADS.items():
@@ -161,7 +177,27 @@ def head_cases() -> list[SuiteCase]:
                 for shape in shapes
                 for both in directions(shape)
             ]
+    return cases + _other_heads()
+
+
+def _other_heads() -> list[SuiteCase]:
+    taken: set[Attention] = set()
+    cases = []
+    for backend, of_roles in OTHER_HEADS.items():
+        for role, kinds in of_roles.items():
+            rng = random.Random(f"{SEEDS[role]} {backend}")
+            for count, causal, other in kinds:
+                drawn = partial(_drawn, rng, causal, other)
+                cases += [
+                    SuiteCase(both, backend, "cold", role)
+                    for shape in distinct(drawn, taken, count)
+                    for both in directions(shape)
+                ]
     return cases
+
+
+def _drawn(rng: random.Random, causal: bool, other: Mapping[str, Any]) -> Attention:
+    return replace(draw(rng, causal, other["head_dim"], OTHER_RANGE), **other)
 
 
 def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:

@@ -34,8 +34,9 @@ def test_cpu_backends_agree_with_the_reference(backend: str, dtype: str, causal:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_reference_is_attention_and_its_gradient(causal: bool) -> None:
-    shape = replace(SHAPE, dtype="fp32", causal=causal, direction="bwd")
+@pytest.mark.parametrize("value_dim", [0, 48])
+def test_the_reference_is_attention_and_its_gradient(causal: bool, value_dim: int) -> None:
+    shape = replace(SHAPE, dtype="fp32", causal=causal, direction="bwd", value_dim=value_dim)
     operands = A.operands(shape, "cpu")
     q, k, v, do = (x.double().requires_grad_() for x in operands)
     o = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
@@ -148,6 +149,27 @@ def test_flops_and_bytes_match_independent_counts(direction: str) -> None:
         tensors.append(operands[0])  # o, of q's size, is read too
     lse = 4 * full.batch * full.heads * full.seq
     assert sum(x.numel() * x.element_size() for x in tensors) + lse == full.bytes
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_values_narrower_than_queries_count_as_torch_counts_them(direction: str) -> None:
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    shape = replace(SHAPE, kv_heads=4, causal=False, head_dim=24, value_dim=16, direction=direction)
+    operands = A.operands(shape, "cpu")
+    q, k, v = (tuple(x.shape) for x in operands[:3])
+    own = sdpa_flop_count(q, k, v) if direction == "fwd" else sdpa_backward_flop_count((*q[:3], 16), q, k, v)
+    assert shape.flops == own
+    outputs = A.prepare(shape, "sdpa-math", operands)()
+    tensors = [*operands, *(outputs if isinstance(outputs, tuple) else (outputs,))]
+    if direction == "bwd":
+        tensors.append(operands[3])  # o, of the size of its gradient, is read too
+    lse = 4 * shape.batch * shape.heads * shape.seq
+    assert sum(x.numel() * x.element_size() for x in tensors) + lse == shape.bytes
+    assert shape.key != replace(shape, value_dim=0).key
+    for backend in ("triton", "sdpa-flash"):
+        with pytest.raises(BackendUnavailable, match="values as wide as queries"):
+            A.prepare(shape, backend, operands)
 
 
 def test_operands_lie_as_projections_leave_them() -> None:

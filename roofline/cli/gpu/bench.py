@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
     from flopcast.roofline.step import measured_model
 
-BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # backends of a suite's cases
+BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient")  # backends of a suite's cases
 
 
 def bench(

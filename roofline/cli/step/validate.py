@@ -1,4 +1,5 @@
-"""`flopcast validate`: runs real training steps, or takes those of a folder, and compares them with their forecasts.
+"""`flopcast validate`: runs real training steps, of a suite or the one asked for, or takes those of a folder, and
+compares them with their forecasts.
 
 It imports `microbench`, and with it torch, only when it runs steps.
 """
@@ -9,21 +10,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Context, Option
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.settings import MODES
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.completion import one_of
-from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, Retry, Suite, refuse_unused
+from flopcast.roofline.cli.shared.groups import Only
+from flopcast.roofline.cli.shared.options import (
+    AsJson,
+    Budget,
+    Device,
+    ModelOptions,
+    Retry,
+    Suite,
+    given,
+    refuse_unused,
+)
+from flopcast.roofline.cli.step.asked import asked_step
 from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
+    from flopcast.microbench.recipe.plans import StepPlan
     from flopcast.roofline.gpu.profile.profile import Profile
     from flopcast.roofline.validation.step_comparison import StepComparison
 
+_MODEL = (
+    "config", "width", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied",
+)  # fmt: skip
+_RUN = (
+    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "mode", "matmul", "attention", "fused",
+    "clip", "finetune", "lora_rank", "lora_targets", "base_dtype", "phase", "context", "cache",
+)  # fmt: skip
+
 
 def validate(
+    typed: Context,
+    *,
     gpu: Annotated[str | None, Option("--gpu", help="Profile to check. Default: this device's own.")] = None,
     device: Device = None,
     suite: Suite = None,
@@ -36,9 +57,6 @@ def validate(
     ] = None,
     retry: Retry = False,
     budget: Budget = None,
-    mode: Annotated[
-        str, Option(help="How the steps run: eager, compile or compile-graphs.", autocompletion=one_of(MODES))
-    ] = Run.mode,
     parallel: Annotated[
         list[str] | None,
         Option(
@@ -60,9 +78,14 @@ def validate(
     ] = None,
     any_stack: Annotated[bool, Option("--any-stack", help="Compare although software versions differ.")] = False,
     any_gpu: Annotated[bool, Option("--any-gpu", help="Compare although the steps ran on another GPU.")] = False,
+    model: Annotated[ModelOptions, Only(*_MODEL)],
+    run: Annotated[Run, Only(*_RUN)],
     as_json: AsJson = False,
 ) -> None:
-    """Runs real training steps here and compares them with their forecasts, part by part."""
+    """Runs real training steps here and compares them with their forecasts, part by part.
+
+    With --config or --width it runs one step of that model, as its options say, in place of a suite.
+    """
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.cli.shared.stopped import resumable
@@ -78,17 +101,17 @@ def validate(
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.validation import print_validation
 
+    own, mode = _own_step(typed, model, run), run.mode
     if steps_from is not None:
         refuse_unused(
             "with --steps-from: those steps have run",
-            {
-                "device": device,
-                "suite": suite,
-                "seed": seed,
-                "retry": retry,
-                "budget": budget,
-                "mode": mode if mode != Run.mode else None,
-            },
+            {"device": device, "suite": suite, "seed": seed, "retry": retry, "budget": budget, **given(typed, model)},
+        )
+        refuse_unused("with --steps-from: those steps have run", {"mode": mode if mode != Run.mode else None})
+    if own is not None:
+        refuse_unused(
+            "with a model: its step is run, no suite's",
+            {"suite": suite, "seed": seed, "parallel": parallel, "only_estimates": only_estimates},
         )
     if run_only or only_estimates:
         refuse_unused(
@@ -108,6 +131,7 @@ def validate(
     suite = suite or "quick"
     check_suite(suite, SUITES)
     check_mode(mode)
+    steps = own or suite
     if suite != RANDOM:
         refuse_unused(f"with --suite {suite}: its steps are listed, not drawn", {"seed": seed})
     if only_estimates and mode != Run.mode:
@@ -123,11 +147,11 @@ def validate(
         parts = ESTIMATES if only_estimates else None
         with resumable(folder):
             done = run_validation_steps(
-                device, suite, folder, retry=retried, budget=budget, parts=parts, mode=mode, seed=seed or 0
+                device, steps, folder, retry=retried, budget=budget, parts=parts, mode=mode, seed=seed or 0
             )
         console.say(f"steps: {done}" if run_only else f"estimates: {done}")
-        given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
-        console.say(f"`flopcast validate {given}` compares them, here or elsewhere")
+        folders = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
+        console.say(f"`flopcast validate {folders}` compares them, here or elsewhere")
         if as_json:
             emit({"steps": str(folder)})
         return
@@ -141,7 +165,7 @@ def validate(
 
             comparable.check_stack(describe_stack(), profile)
         with resumable(folder):
-            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, mode=mode, seed=seed or 0)
+            done = run_validation_steps(device, steps, folder, retry=retried, budget=budget, mode=mode, seed=seed or 0)
         console.say(f"steps: {done}")
     rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
     if not rows:
@@ -157,6 +181,26 @@ def validate(
     else:
         print_validation(rows)
         console.say(f"wrote {table}")
+
+
+def _own_step(context: Context, model: ModelOptions, run: Run) -> StepPlan | None:
+    """Returns the step of the model that the options name, None where they name none. Raises UsageError for one that
+    cannot run, and for options of a step without a model."""
+    from flopcast.microbench.recipe.plans import StepPlan
+    from flopcast.roofline.gpu.library.fastest import BEST
+    from flopcast.roofline.stream.model.models import name_of
+    from flopcast.roofline.validation.step_plans import OWN
+
+    asked = given(context, model)
+    if not asked:
+        of_step = {name: value for name, value in given(context, run).items() if name != "mode"}
+        refuse_unused("without a model (--config or --width): the steps of a suite have their own", of_step)
+        return None
+    if BEST in (run.matmul, run.attention):
+        raise UsageError(f"--matmul or --attention {BEST} picks by a profile: give the backend that is to run")
+    step = asked_step(context, model, run)
+    name = name_of(model.config, model.width, model.depth)
+    return StepPlan(**step.run.settings, name=name, config=dict(step.config or {}), group=OWN)
 
 
 def _is_parallel(folder: Path) -> bool:

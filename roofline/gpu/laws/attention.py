@@ -9,7 +9,10 @@ gradient from fp32 and, where several query heads share a key head, two sums ove
 
 Fixed parameters describe the kernels' schedules (`schedule_of`): flash's by its source (2.7, as torch
 builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
-kernels' names and by what fits 130 random shapes on an H200. Triton's on Hopper have a law of their own
+kernels' names and by what fits 130 random shapes on an H200; the memory-efficient kernels' in fp32 by their names
+(fmha_cutlassF_f32_aligned_64x64_rf_sm80, 64x128; fmha_cutlassB_f32_aligned_64x64_k64_sm80, 128x64) and by steps that
+take 7.1 us where blocks of heads of 64 columns have an SM to themselves and 4.8 to 5.2 us where they are many, of 128
+columns 12.6 and 12.9 us. Triton's on Hopper have a law of their own
 (`attention_triton.py`).
 """
 
@@ -67,6 +70,9 @@ def schedule_of(
     elif backend == "sdpa-flash":
         found["advance"] = 128.0 if small else 64.0
         found |= {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
+    elif backend == "sdpa-efficient":
+        found |= {"block": 64.0, "advance": 64.0, "resident": 2.0} if small else {"block": 64.0, "advance": 128.0}
+        found |= {"follows": 1.0} if direction == "bwd" else {}
     elif backend == "triton" and device and (capability := device.get("capability")):
         major, minor = capability
         name = str(device.get("name", ""))
@@ -76,14 +82,14 @@ def schedule_of(
 
 def log_seconds(variant: AttentionVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """The log of seconds. features: log2 of batch x heads, of query heads per key head, of the sequence length."""
-    head_dim = variant.head_dim
+    own, values = variant.head_dim, variant.value_dim or variant.head_dim
     heads, group, seq = _sizes(features)
     if attention_triton.has_tiles(params):
         return attention_triton.log_seconds(variant, params, Sizes(heads, seq, group), bytes_, flops)
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
-    products = 5.0 if variant.direction == "bwd" else 2.0
-    step = 2.0 * products * block * advance * head_dim * params["sm_count"] / (params["peak"] * params["efficiency"])
+    columns = 3.0 * own + 2.0 * values if variant.direction == "bwd" else float(own + values)  # of all products
+    step = 2.0 * block * advance * columns * params["sm_count"] / (params["peak"] * params["efficiency"])
     rows = seq * group if params.get("packs") else seq
     matrix = (steps * step + starts * params["prologue"]) * np.where(
         (rows % block != 0) & (splits == 1), np.exp(params["uneven"]), 1.0
@@ -91,7 +97,7 @@ def log_seconds(variant: AttentionVariant, params: Params, features: Array, byte
     matrix = matrix * (1.0 + params["fade"] * np.log2(1.0 + flops / FADE_FLOPS))
     seconds = params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"], OVERLAP)
     if params["follows"]:
-        seconds = seconds + _following(params, heads * seq * head_dim, group)
+        seconds = seconds + _following(params, heads * seq * own, group)
     if params["splits"]:  # partial sums in fp32, of which rows are added up
         seconds = seconds + np.where(
             splits > 1, params["merge"] + params["merge_row"] * heads * seq * (5.0 + splits) / 7.0, 0.0

@@ -5,6 +5,9 @@ that one group of warps adds mask and softmax while no other multiplies, and no 
 masked. All that the kernel does after its start takes longer by one factor, whether its heads have 64 or 128 columns.
 The backward's other kernels, a dot product per row and a rounding, know of no mask: they move bytes.
 
+In fp32 the memory-efficient kernel runs, with a mask the same one: it reads the mask's elements of every head beside.
+Twelve heads of 640 tokens and 128 columns in a compiled step took 74 and 205 us on an H200, said are 71 and 208.
+
 Dropout draws a random number per pair of query and key, and again in the backward (Philox), by the SMs' integer units.
 """
 
@@ -44,7 +47,10 @@ def seconds(shape: Attention, plain: float, rates: Rates, law: MaskLaw) -> float
     """The time of a call that takes `plain` seconds without mask and dropout."""
     found = plain
     of = law.fwd if shape.direction == "fwd" else law.bwd
-    if shape.mask:
+    if shape.mask and shape.dtype == "fp32":
+        elements = shape.batch * shape.heads * shape.seq * shape.seq
+        found += elements * DTYPE_BYTES[shape.dtype] / rates.bandwidth
+    elif shape.mask:
         found += of.slower * max(plain - of.start - other_seconds(shape, rates, law.moved), 0.0)
     if shape.dropout:
         pairs = shape.batch * shape.heads * shape.seq * shape.seq / (2 if shape.causal else 1)

@@ -17,17 +17,19 @@ from flopcast.roofline.gpu.library.attention_mask import plain
 from flopcast.roofline.gpu.links.choice import KINDS
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import backend_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.model.run import Run
 
 MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it FLOP counts leave the range of a float
 MOST_GPUS = 2**20
 
 GEMM_BACKENDS = ("torch", "triton")
-ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
+ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
 KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
               "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network", "window",
-              "documents")  # fmt: skip
+              "documents", "value_dim")  # fmt: skip
 KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
 
 
@@ -41,7 +43,10 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
             if row.get("op") in KINDS:
                 out[index] |= _collective(row, profile)
             else:
-                asked.append((index, *_work_of(row)))
+                work, backend, cache = _work_of(row)
+                if work.op_class == "attention":
+                    backend = backend_of(work, Run(attention=backend), profile.default_attention)
+                asked.append((index, work, backend, cache))
         except UsageError as fault:
             out[index]["reason"] = str(fault)
     gap = profile.ceiling("graph_gap", 0.0)
@@ -138,13 +143,15 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
             raise UsageError(
                 f"{name} {value}: valid with backend triton, a window in causal attention; others take a mask for it"
             )
+        value_dim = _size(row, "value_dim") if row.get("value_dim") else 0
         if documents > seq:
             raise UsageError(f"documents is {documents}: valid are at most the {seq} tokens of a row")
         if backend == "triton" and head_dim not in HEAD_DIMS:
             raise UsageError(f"head_dim {head_dim} with backend triton: valid are {', '.join(map(str, HEAD_DIMS))}")
         shape = Attention(
             batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal, direction=direction,
-            dtype=dtype, window=window if window < seq else 0, documents=documents,
+            dtype="fp32" if dtype == "tf32" else dtype, window=window if window < seq else 0, documents=documents,
+            value_dim=value_dim if value_dim != head_dim else 0,
         )  # fmt: skip
         return describe(shape, backend), backend, cache
     raise UsageError(f"op {op!r}: valid are gemm, attention, {', '.join(KINDS)}")

@@ -77,7 +77,7 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
         return Work(shape, "gemm", product, features, shape.bytes, shape.flops, backend)
     if isinstance(shape, Attention):
         features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
-        attention = AttentionVariant(shape.direction, shape.causal, shape.dtype, shape.head_dim)
+        attention = AttentionVariant(shape.direction, shape.causal, shape.dtype, shape.head_dim, shape.value_dim)
         return Work(shape, "attention", attention, features, shape.bytes, shape.flops, backend)
     return _describe_call(shape)
 
@@ -256,21 +256,24 @@ def _describe_gemm(call: Call) -> Work:
 
 
 def _describe_attention(call: Call) -> Work:
-    """Describes attention in which keys and queries differ: every pair counts, and 2.5 times in the backward."""
+    """Describes attention in which keys and queries differ in number: every pair counts."""
     is_backward = _is_backward(call)
-    query, key = _arguments(call, is_backward, 1 + is_backward)
-    flops = 4 * prod(query.shape) * key.shape[-2]
+    query, key, value = _arguments(call, is_backward, 1 + is_backward, 2 + is_backward)
+    own, values = query.shape[-1], value.shape[-1]
+    products = 3 * own + 2 * values if is_backward else own + values
+    flops = 2 * prod(query.shape[:-1]) * key.shape[-2] * products
     features = (
         log2(prod(query.shape[:-2])),
         _log2(query.shape[1] / key.shape[1]),
         _log2(query.shape[-2] * key.shape[-2]) / 2,
     )
-    variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, query.shape[-1])
+    value_dim = values if values != own else 0
+    variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, own, value_dim)
     if query.shape[-2] == 1:  # of one token: it reads the cache, which no other attention's time says
         is_masked = len(_arguments(call, *range(3, len(tensor_places(call.args))))) > 0
         decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}{'-masked' * is_masked}")
         return Work(call, "attention", decoding, (_log2(call.bytes), *features), call.bytes, flops)
-    return Work(call, "attention", variant, features, call.bytes, flops * 5 // 2 if is_backward else flops, "sdpa")
+    return Work(call, "attention", variant, features, call.bytes, flops, "sdpa")
 
 
 def _describe_recurrent(call: Call) -> Work:

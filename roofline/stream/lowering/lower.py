@@ -175,17 +175,17 @@ def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
 
 def _is_square(stream: Stream, op: Op, name: str) -> bool:
     """Whether an attention has as many keys as queries, four dimensions, and does not stand in for another kind."""
-    query, key = (operand.shape for operand in _query_and_key(stream, op, name))
+    query, key, _ = (operand.shape for operand in _query_key_and_value(stream, op, name))
     return len(query) == 4 and len(key) == 4 and query[2] == key[2]
 
 
-def _query_and_key(stream: Stream, op: Op, name: str) -> list[Operand]:
+def _query_key_and_value(stream: Stream, op: Op, name: str) -> list[Operand]:
     is_backward = name.endswith("_backward")  # its first operand is the gradient of the result
-    return _operands(stream, op, (is_backward, 1 + is_backward))
+    return _operands(stream, op, (is_backward, 1 + is_backward, 2 + is_backward))
 
 
 def _attention(stream: Stream, op: Op, name: str) -> Attention:
-    query, key = _query_and_key(stream, op, name)
+    query, key, value = _query_key_and_value(stream, op, name)
     arguments, places = json.loads(op.args), _ATTENTION[name]
 
     def given(place: int | None) -> bool:
@@ -210,4 +210,5 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
         mask=given(places.mask),
         dropout=given(places.dropout),
         window=window if window < seq else 0,
+        value_dim=value.shape[-1] if value.shape[-1] != head_dim else 0,
     )

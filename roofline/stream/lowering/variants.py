@@ -5,7 +5,7 @@ an attention, the operation, dtypes and operand order of any other call. Files a
 text, which only this module parses and formats:
 
     products        [batched/|grouped/|few/|rows/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
-    attention       DIRECTION/MASK/DTYPE/dHEAD_DIM                  fwd/causal/bf16/d128
+    attention       DIRECTION/MASK/DTYPE/dHEAD_DIM[vVALUE_DIM]      fwd/causal/bf16/d128
     convolutions    DIRECTION/DTYPE/LAYOUT/FORM                     bwd/bf16/nhwc/depthwise
     other calls     OPERATION|DTYPES[|PATTERN]                      add|bf16+fp32>fp32|a,a>a
     a surface       BACKEND/CLASS/VARIANT/CACHE                     torch/gemm/nt/bf16/cold
@@ -57,12 +57,14 @@ class GemmVariant:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """Variant of an attention. `direction`: "fwd" or "bwd"."""
+    """Variant of an attention. `direction`: "fwd" or "bwd"; `value_dim`: columns of values and results where they are
+    others than those of queries and keys, `head_dim`, else 0."""
 
     direction: str
     is_causal: bool
     dtype: str
     head_dim: int
+    value_dim: int = 0
 
     @property
     def dtypes(self) -> str:
@@ -71,7 +73,8 @@ class AttentionVariant:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The parts of its name."""
-        return self.direction, "causal" if self.is_causal else "full", self.dtype, f"d{self.head_dim}"
+        columns = f"d{self.head_dim}" + (f"v{self.value_dim}" if self.value_dim else "")
+        return self.direction, "causal" if self.is_causal else "full", self.dtype, columns
 
     def __str__(self) -> str:
         return "/".join(self.tokens)
@@ -184,7 +187,8 @@ def parse_variant(text: str) -> Variant:
         return CallVariant(*parts)
     match text.split("/"):
         case [("fwd" | "bwd") as direction, ("causal" | "full") as mask, dtype, head] if head.startswith("d"):
-            return AttentionVariant(direction, mask == "causal", dtype, int(head[1:]))
+            own, _, values = head[1:].partition("v")
+            return AttentionVariant(direction, mask == "causal", dtype, int(own), int(values or 0))
         case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, form]:
             return ConvVariant(direction, dtype, layout, form)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype]:

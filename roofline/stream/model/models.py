@@ -246,6 +246,14 @@ def model_from(
 
 
 # Families of transformers whose windows have this many keys where the config does not say.
+def name_of(source: str | None, width: int | None, depth: int | None) -> str:
+    """A short name for the model that options describe: that of its config, or of the folder of a config.json, else its
+    width; and its depth where one was given."""
+    path = Path(source or "")
+    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    return (name or (f"w{width}" if width else "config")) + (f"-d{depth}" if depth else "")
+
+
 _USUAL_WINDOW = {"mistral": 4096, "gemma2": 4096, "gemma3_text": 4096, "cohere2": 4096, "olmo3": 4096, "gpt_oss": 128}
 
 

@@ -459,6 +459,42 @@ def test_steps_may_be_run_here_and_compared_elsewhere(flopcast: Command, profile
         assert (result.code, result.out) == (2, ""), bad
 
 
+def test_a_step_of_ones_own_is_run_and_compared(flopcast: Command, profile: Path, tmp_path: Path) -> None:
+    config, steps = tmp_path / "mine.json", tmp_path / "steps"
+    config.write_text(json.dumps(TINY.config))
+    asked = ("validate", "--device", "cpu", "--out", steps, "--config", config, "--batch", "1", "--seq", "24")
+    result = flopcast(*asked, "--optimizer", "sgd-momentum", "--gpu", profile, "--json")
+    assert result.code == 0, result.err
+    (row,) = result.document["rows"]
+    assert (row["name"], row["group"], row["status"]) == ("mine", "own", "ok")
+    assert (row["batch"], row["seq"], row["optimizer"]) == (1, 24, "sgd-momentum")
+    assert float(table_of(steps)["mine"]["step_forecast"]) > 0
+    before = (steps / records.MEASUREMENTS).read_bytes()
+    again = flopcast(*asked, "--optimizer", "sgd-momentum", "--run-only")
+    assert (again.code, (steps / records.MEASUREMENTS).read_bytes()) == (0, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--batch", "8"), "--batch 8 without a model"),
+        (("--width", "256", "--suite", "quick"), "--suite quick with a model"),
+        (("--width", "256", "--only-estimates"), "--only-estimates with a model"),
+        (("--width", "256", "--matmul", "best"), "picks by a profile"),
+        (("--width", "256", "--mode", "max-autotune"), "valid are eager, compile, compile-graphs"),
+        (("--width", "256", "--seq", "0"), "seq is 0"),
+        (("--config", "no-such"), "unknown config 'no-such'"),
+    ],
+)
+def test_a_step_that_cannot_be_run_is_refused(
+    flopcast: Command, tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    result = flopcast("validate", "--device", "cpu", "--out", tmp_path / "steps", *options)
+    assert (result.code, result.out) == (2, "")
+    assert told in result.err
+    assert not (tmp_path / "steps").exists()
+
+
 @pytest.mark.usefixtures("a_ladder_of_one")
 def test_estimates_of_another_run_stand_beside_the_steps(flopcast: Command, profile: Path, tmp_path: Path) -> None:
     """torch's estimates that failed where the steps ran are made again elsewhere, on the same kind of device."""

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flopcast.kernels.shapes import Operand
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import Attention, Operand
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
@@ -143,6 +144,28 @@ def test_backends_are_asked_for_by_class(tiny: dict[str, Any], traced: Tracing) 
     assert backend_of(works["attention"], run, "sdpa-cudnn") == "sdpa-cudnn"
     assert backend_of(works["attention"], Run(attention="sdpa-flash"), "sdpa-cudnn") == "sdpa-flash"
     assert backend_of(works["pointwise"], run, "sdpa-cudnn") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("shape", "on_hopper", "elsewhere"),
+    [
+        ({}, "sdpa-cudnn", "sdpa-flash"),
+        ({"dtype": "fp32"}, "sdpa-efficient", "sdpa-efficient"),
+        ({"head_dim": 192, "value_dim": 128}, "sdpa-cudnn", "sdpa-efficient"),
+    ],
+)
+def test_torch_picks_attention_by_its_operands(shape: dict[str, Any], on_hopper: str, elsewhere: str) -> None:
+    work = describe(replace(Attention(batch=2, heads=4, kv_heads=4, seq=64, head_dim=128), **shape))
+    assert backend_of(work, Run(), "sdpa-cudnn") == on_hopper
+    assert backend_of(work, Run(), "sdpa-flash") == elsewhere
+    assert backend_of(work, Run(), "sdpa-cpu") == "sdpa-cpu"
+
+
+@pytest.mark.parametrize("attention", ["triton", "sdpa-flash"])
+def test_attention_that_lacks_a_kernel_for_narrow_values_is_refused(attention: str) -> None:
+    work = describe(Attention(batch=2, heads=4, kv_heads=4, seq=64, head_dim=192, value_dim=128))
+    with pytest.raises(UsageError, match="queries of 192 columns and values of 128"):
+        backend_of(work, Run(attention=attention), "sdpa-cudnn")
 
 
 @pytest.mark.parametrize("mode", ["compile", "compile-graphs"])

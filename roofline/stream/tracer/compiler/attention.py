@@ -40,7 +40,8 @@ def kernel_for(
         return "math"
     if prefers_cudnn and is_half and width % 8 == 0 and width <= most_of_cudnn:
         return "cudnn"
-    if is_half and mask is None and width <= _MOST_OF_FLASH and capability >= (8, 0):
+    is_for_flash = query.shape[-1] == value.shape[-1] <= _MOST_OF_FLASH and capability >= (8, 0)
+    if is_half and mask is None and is_for_flash:
         return "flash"
     return "math" if is_grouped else "efficient"
 

@@ -34,6 +34,15 @@ def test_a_mask_costs_and_is_less_known() -> None:
     assert there.sigma > here.sigma
 
 
+def test_in_fp32_a_mask_is_read_and_slows_nothing_else() -> None:
+    """In a compiled step of 12 heads, 640 tokens and 128 columns on an H200 a call took 74 and 205 us."""
+    shape = Attention(batch=12, heads=1, kv_heads=1, seq=640, head_dim=128, causal=False, mask=True, dtype="fp32")
+    for direction, measured in (("fwd", 74.2e-6), ("bwd", 204.9e-6)):
+        one = replace(shape, direction=direction)
+        assert priced(one, "nvidia-h200").seconds == pytest.approx(measured, rel=0.08)
+        assert priced(one, "nvidia-h200").seconds > priced(replace(one, mask=False), "nvidia-h200").seconds
+
+
 def test_where_flash_is_the_default_a_mask_is_left_to_the_memory_efficient_kernel() -> None:
     run = Run(batch=8, seq=1024)
     backends = [

@@ -23,7 +23,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
-from flopcast.roofline.stream.lowering.variants import CallVariant, parse_variant
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, parse_variant
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.tracer.record_step import record_step
@@ -151,6 +151,21 @@ def test_attention_shapes(traced: Tracing) -> None:
         shape["kv_heads"] = kv_heads.pop()
         expected = {(Attention(direction=d, **shape), backend): 3 for d in ("fwd", "bwd")}  # type: ignore[arg-type]
         assert found == expected
+
+
+@pytest.mark.parametrize("mode", ["train", "prefill"])
+def test_values_may_be_narrower_than_queries(traced: Tracing, mode: str) -> None:
+    """DeepSeek-V3's attention: 128 columns of keys and 64 of positions, and values of 128."""
+    config = {
+        "model_type": "deepseek_v3", "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1,
+        "first_k_dense_replace": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 512,
+    }  # fmt: skip
+    stream = traced(config) if mode == "train" else traced(config, phase="prefill", context=32, precision="bf16")
+    found = [w for w in works(stream) if w.op_class == "attention"]
+    assert len(found) == (2 if mode == "train" else 1)
+    for work in found:
+        assert isinstance(work.variant, AttentionVariant)
+        assert (work.variant.head_dim, work.variant.value_dim) == (192, 128)
 
 
 def test_flops_are_torchs_own_counts(traced: Tracing) -> None:

@@ -21,6 +21,7 @@ VARIANTS = {
     "grouped/tt/fp32": GemmVariant("tt", "fp32", "grouped"),
     "fwd/causal/bf16/d128": AttentionVariant("fwd", True, "bf16", 128),
     "bwd/full/fp16/d64": AttentionVariant("bwd", False, "fp16", 64),
+    "bwd/causal/bf16/d192v128": AttentionVariant("bwd", True, "bf16", 192, 128),
     "wgrad/bf16/nchw/k7x7s2x2g4": ConvVariant("wgrad", "bf16", "nchw", "k7x7s2x2g4"),
     "_to_copy|fp32>bf16|ab>ba": CallVariant("_to_copy", "fp32>bf16", "ab>ba"),
     "_foreach_mul_|fp32": CallVariant("_foreach_mul_", "fp32"),
