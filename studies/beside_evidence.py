@@ -124,7 +124,8 @@ def readme(
         f"# {SUITES[suite]} on {GPUS[gpu]}",
         "Real steps beside their forecasts, forecast / measured - 1, with the host calibrated in the same run "
         f"(`flopcast validate {RAN.get(suite, f'--suite {suite}')}`). \u2020: a mending has seen this step; it judges "
-        "nothing. Made by `python -m studies.beside_evidence`." + (TIMED_ONCE if any(map(was_timed_once, rows)) else ""),
+        "nothing. Made by `python -m studies.beside_evidence`."
+        + (TIMED_ONCE if any(map(was_timed_once, rows)) else ""),
         table(["steps that no mending has seen", "count", "device", "step", "memory", "inside 90%"], summary(rows)),
         *first_told(first),
         table(["step", "rounds", "ms", "error", "shipped host", "device, ms", "device", "host", "memory", "bound by",
