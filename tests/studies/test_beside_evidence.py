@@ -180,15 +180,15 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 48 + 15
+    assert len(first) == len(rows) == 48 + 17
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 48
         assert median(errors(eager, "device_error")) < 0.0115
         assert median(errors(eager, "peak_error")) < 0.0025
         assert max(errors(eager, "peak_error")) < 0.04
-        # attention in fp32, which was never measured; all others are within 6%
-        assert sorted(errors(eager, "device_error"))[-2] < 0.06
+        # attention in fp32, which was not yet measured; all others are within 6%
+        assert sorted(errors(eager, "device_error"))[-1 if found is rows else -2] < 0.06
         assert median(errors([row for row in eager if row["bound"] != "host"], "step_error")) < 0.027
         assert median(errors([row for row in eager if row["bound"] == "host"], "step_error")) < 0.095
         inside = [row["within_interval"] == "true" for row in found if row["within_interval"]]
@@ -200,6 +200,18 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
     (experts,) = (row for row in rows if "moe" in row["name"])
     assert abs(float(experts["step_error"])) < 0.23, "a loop that waits"
+
+
+def test_attention_in_fp32_and_of_narrow_values_is_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("attention-steps")
+    assert {row["precision"] for row in rows} == {"tf32", "fp32", "autocast-bf16"}
+    assert median(errors(rows, "device_error")) < 0.0085
+    assert max(errors(rows, "device_error")) < 0.041
+    narrow = [row for row in rows if row["name"].startswith("mla")]
+    assert max(errors(narrow, "attention_error")) < 0.02, "the same attention of 192 columns of both: a quarter longer"
+    assert max(errors(rows, "step_error")) < 0.041
+    assert max(errors(rows, "peak_error")) < 0.0035
+    assert all(row["within_interval"] == "true" for row in rows)
 
 
 def test_nineteen_architectures_are_as_far_off_as_the_guide_says() -> None:

@@ -102,8 +102,20 @@ def test_other_heads_are_of_published_models_and_judged_apart() -> None:
     assert suites.load(suites.HEADS) == cases
     fit, held = ({c.shape for c in cases if c.role == role} for role in ("fit", "holdout"))
     assert not fit & held
-    assert {s.head_dim for s in shapes(cases)} == {80, 96, 192, 256}
+    single = [case for case in cases if cast(Attention, case.shape).dtype == "fp32"]
+    narrow = [case for case in cases if cast(Attention, case.shape).value_dim]
+    usual = [case for case in cases if case not in {*single, *narrow}]
+    assert {s.head_dim for s in shapes(usual)} == {80, 96, 192, 256}
+    assert {case.backend for case in narrow} == {"sdpa-cudnn"}
+    assert {s.columns for s in shapes(narrow)} == {(192, 128)}
+    assert {case.backend for case in single} == {"sdpa-efficient"}
+    assert {s.columns for s in shapes(single)} == {(64, 64), (128, 128)}
+    assert all(s.heads == s.kv_heads for s in shapes([*narrow, *single])), "which takes no heads in groups"
     for own in (fit, held):
-        counts = Counter((c.backend, s.direction) for c, s in zip(cases, shapes(cases), strict=True) if c.shape in own)
+        for others in (narrow, single):
+            by_mask = Counter((s.direction, s.causal) for s in shapes(others) if s in own)
+            assert len(by_mask) == 4
+            assert by_mask["fwd", True] == by_mask["bwd", True] > by_mask["fwd", False] == by_mask["bwd", False]
+        counts = Counter((c.backend, s.direction) for c, s in zip(usual, shapes(usual), strict=True) if c.shape in own)
         assert set(counts) == {(backend, direction) for backend in BACKENDS for direction in ("fwd", "bwd")}
         assert len(set(counts.values())) == 1
