@@ -87,6 +87,11 @@ class StepPlan(Recipe):
         return f"step/{self.name}/{shape}{heads}/{run}"
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """What the module's factory is given, by the names of the parameters that it may have."""
+        return {"batch": self.batch, **({"seq": self.seq} if self.seq > 1 else {})}
+
+    @property
     def has_triton(self) -> bool:
         """Whether the step runs any of Triton's kernels."""
         return "triton" in (self.matmul, self.attention, self.fused)

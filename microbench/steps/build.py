@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from flopcast.microbench import images
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
+from flopcast.microbench.recipe.factories import import_holder
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
 from flopcast.microbench.recipe.plans import StepPlan
 
@@ -27,15 +28,17 @@ def _eager(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
     if not plan.module:
         return training_step.build(plan.config, device, plan)
     torch.manual_seed(0)
+    factory = _factory(plan.module)
+    known = inspect.signature(factory).parameters
     with torch.device(device):
-        module, batch, *loss_fn = _factory(plan.module)(batch=plan.batch)
+        module, batch, *loss_fn = factory(**{name: size for name, size in plan.sizes.items() if name in known})
     return training_step.build_module(module, batch, device, plan, loss_fn=loss_fn[0] if loss_fn else None)
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """Imports the factory named "package.module:function", or makes that of an image model."""
+    """Imports the factory "package.module:function" or "path/file.py:function", or makes that of an image model."""
     if (known := images.named(name)) is not None:
         return known
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    holder, _, function = name.rpartition(":")
+    found: Callable[..., Any] = getattr(import_holder(holder), function)
     return found

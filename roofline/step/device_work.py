@@ -161,6 +161,11 @@ def _checked(attention: str, work: Work) -> str:
     if not isinstance(work.variant, AttentionVariant):
         return attention
     head_dim, value_dim = work.variant.head_dim, work.variant.value_dim
+    if attention in ("sdpa-flash", "sdpa-cudnn") and work.variant.dtype not in ("bf16", "fp16"):
+        raise UsageError(
+            f"attention {attention!r} in {work.variant.dtype}: its kernels take 16 bits; use --attention sdpa, or "
+            "another precision"
+        )
     if attention in ("triton", "sdpa-flash") and value_dim:
         raise UsageError(
             f"attention {attention!r} with queries of {head_dim} columns and values of {value_dim}: its kernels take "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,15 +128,18 @@ def compare_runs(
     *,
     estimates: Path | None = None,
     any_stack: bool = True,
+    own: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
     warn: Callable[[Iterable[str]], None] = lambda warnings: None,
 ) -> list[StepComparison]:
     """Compares as `compare` does the steps of a folder, or of its subfolders run0, run1, ... for several machines, each
-    run with its own host costs. Calls `warn` with what was wrong in the files. Raises what `read_steps` raises, and
-    UsageError for another stack unless `any_stack`.
+    run with its own host costs. `own`: as in `stream_of`. Calls `warn` with what was wrong in the files. Raises what
+    `read_steps` raises, and UsageError for another stack unless `any_stack`.
     """
     given = StepsFolder(folder, profile, estimates)
-    (rows,) = compare_folders([given], any_stack=any_stack, progress=progress, warn=warn)
+    (rows,) = compare_folders(
+        [given], any_stack=any_stack, progress=progress, warn=warn, find_stream=partial(stream_of, own=own)
+    )
     return rows
 
 
@@ -275,22 +278,21 @@ class _Forecasts:
         return canonical_json([plan.config, plan.module, asdict(traced_of(run, profile))])
 
 
-def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
-    """The op stream of a real step. Raises UsageError as `forecast` does, and for a factory that is none of flopcast's
-    own: a plan comes from a file, and nothing that a file names is imported."""
+def stream_of(plan: StepPlan, run: Run, profile: Profile, *, own: str = "") -> Stream:
+    """The op stream of a real step. `own`: the name of the user's factory. Raises UsageError as `forecast` does, and
+    for a factory that is neither that nor one of flopcast's: a plan comes from a file, and nothing that a file names is
+    imported."""
     if plan.module:
         from flopcast.microbench import images
 
-        if plan.module not in factories() and plan.module.partition("@")[0] not in images.MODELS:
+        if plan.module not in {own, *factories()} and plan.module.partition("@")[0] not in images.MODELS:
             raise UsageError(
                 f"the step's row names the module {show(plan.module)}: only {', '.join(sorted(factories()))} are run"
-                " for a row; `flopcast predict --module` forecasts a module of yours"
+                " for a row, and the one that `flopcast validate --module` names"
             )
         from flopcast.roofline.stream.library.modules import module_stream
 
-        return module_stream(
-            plan.module, run, run.device_of(profile.device), sizes={"batch": run.batch, "seq": run.seq}
-        )
+        return module_stream(plan.module, run, run.device_of(profile.device), sizes=plan.sizes)
     return get_stream(plan.config, traced_of(run, profile), vary="width")
 
 

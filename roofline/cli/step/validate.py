@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.validation.step_comparison import StepComparison
 
 _MODEL = (
-    "config", "width", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied",
+    "config", "module", "width", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied",
 )  # fmt: skip
 _RUN = (
     "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "mode", "matmul", "attention", "fused",
@@ -84,7 +84,7 @@ def validate(
 ) -> None:
     """Runs real training steps here and compares them with their forecasts, part by part.
 
-    With --config or --width it runs one step of that model, as its options say, in place of a suite.
+    With --config, --width or --module it runs one step of that model, as its options say, in place of a suite.
     """
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
@@ -101,13 +101,15 @@ def validate(
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.validation import print_validation
 
-    own, mode = _own_step(typed, model, run), run.mode
+    mode, named = run.mode, given(typed, model)
     if steps_from is not None:
-        refuse_unused(
-            "with --steps-from: those steps have run",
-            {"device": device, "suite": suite, "seed": seed, "retry": retry, "budget": budget, **given(typed, model)},
-        )
-        refuse_unused("with --steps-from: those steps have run", {"mode": mode if mode != Run.mode else None})
+        ran = "with --steps-from: those steps have run"
+        refuse_unused(ran, {"device": device, "suite": suite, "seed": seed, "retry": retry, "budget": budget})
+        refuse_unused(ran, {name: value for name, value in {**named, **given(typed, run)}.items() if name != "module"})
+    own = _own_step(typed, model, run, device) if named and steps_from is None else None
+    if not named:
+        of_step = {name: value for name, value in given(typed, run).items() if name != "mode"}
+        refuse_unused("without a model (--config, --width or --module): a suite's steps have their own", of_step)
     if own is not None:
         refuse_unused(
             "with a model: its step is run, no suite's",
@@ -167,7 +169,7 @@ def validate(
         with resumable(folder):
             done = run_validation_steps(device, steps, folder, retry=retried, budget=budget, mode=mode, seed=seed or 0)
         console.say(f"steps: {done}")
-    rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
+    rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from, own=model.module or "")
     if not rows:
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out STEPS` runs them")
     table = (out or folder) / "validation.csv"
@@ -183,24 +185,32 @@ def validate(
         console.say(f"wrote {table}")
 
 
-def _own_step(context: Context, model: ModelOptions, run: Run) -> StepPlan | None:
-    """Returns the step of the model that the options name, None where they name none. Raises UsageError for one that
-    cannot run, and for options of a step without a model."""
+def _own_step(context: Context, model: ModelOptions, run: Run, device: str | None) -> StepPlan:
+    """Returns the step of the model that the options name. Raises UsageError for one that cannot run."""
     from flopcast.microbench.recipe.plans import StepPlan
     from flopcast.roofline.gpu.library.fastest import BEST
     from flopcast.roofline.stream.model.models import name_of
+    from flopcast.roofline.validation.run import machine_here
     from flopcast.roofline.validation.step_plans import OWN
 
-    asked = given(context, model)
-    if not asked:
-        of_step = {name: value for name, value in given(context, run).items() if name != "mode"}
-        refuse_unused("without a model (--config or --width): the steps of a suite have their own", of_step)
-        return None
     if BEST in (run.matmul, run.attention):
         raise UsageError(f"--matmul or --attention {BEST} picks by a profile: give the backend that is to run")
     step = asked_step(context, model, run)
-    name = name_of(model.config, model.width, model.depth)
-    return StepPlan(**step.run.settings, name=name, config=dict(step.config or {}), group=OWN)
+    if model.module is None:
+        name = name_of(model.config, model.width, model.depth)
+        return StepPlan(**step.run.settings, name=name, config=dict(step.config or {}), group=OWN)
+    described = machine_here(device)
+    with progress("tracing"):
+        stream, traced = step.traced(step.run.device_of(described), gpu=described)
+    if stream.meta["unit"] == "steps" or traced.mode != run.mode:
+        raise UsageError(
+            f"--module {model.module}: a step function, or one that compiles itself, runs by itself and is not timed; "
+            "give a factory that returns (module, batch)"
+        )
+    # a factory is given again what it was given here, whatever its batch shows of that
+    sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+    name = model.module.rpartition(":")[2]
+    return StepPlan(**{**traced.settings, **sizes}, name=name, config={}, module=model.module, group=OWN)
 
 
 def _is_parallel(folder: Path) -> bool:
@@ -269,9 +279,10 @@ def _validate_parallel(
 
 
 def compare_folder(
-    folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None
+    folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None, own: str = ""
 ) -> list[StepComparison]:
-    """Returns the rows of `validate` for a folder of real steps; `estimates`: folder of torch's estimates of them.
+    """Returns the rows of `validate` for a folder of real steps; `estimates`: folder of torch's estimates of them;
+    `own`: the user's factory, which may be imported.
 
     Raises UsageError for another software stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
@@ -279,4 +290,6 @@ def compare_folder(
     from flopcast.roofline.views.terminal.console import warn
 
     with progress("comparing") as shown:
-        return compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update, warn=warn)
+        return compare_runs(
+            folder, profile, estimates=estimates, any_stack=any_stack, own=own, progress=shown.update, warn=warn
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from flopcast.errors import FlopcastError
 from flopcast.kernels.shapes import Operand
+from flopcast.microbench.recipe.settings import ATTENTIONS
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
@@ -190,13 +191,20 @@ def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:
 
 
 def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
-    """Returns the attention backends that the profile measured, except the one in use; none for a step without
-    attention."""
-    if not any("attention" in packet(op.name) for op in stream.ops):
-        return []
+    """Returns the attention backends that may be asked for and that the profile measured in the dtype of the step's
+    attention, except the one in use; none for a step without attention."""
+    calls = [op for op in stream.ops if "attention" in packet(op.name) and op.outputs]
+    dtypes = {stream.tensors[op.outputs[0]].operand.dtype for op in calls}
     current = profile.default_attention if run.attention == "sdpa" else run.attention
-    names = {key.backend for key in profile.surfaces if key.op_class == "attention"}
-    return sorted(names - {current, "torch"})
+    names = {
+        key.backend
+        for key in profile.surfaces
+        if key.op_class == "attention" and dtypes & {key.variant.dtypes, _TWINS.get(key.variant.dtypes)}
+    }
+    return sorted(names & {*ATTENTIONS} - {current})
+
+
+_TWINS = {"bf16": "fp16"}  # the same kernel for the other 16 bits
 
 
 def with_fused_adamw(stream: Stream) -> Stream | None:

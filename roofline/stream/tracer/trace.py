@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import inspect
 import logging
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,6 +29,7 @@ from torch._subclasses.fake_tensor import (
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench import images
 from flopcast.microbench.recipe.bitsandbytes_calls import standing_in
+from flopcast.microbench.recipe.factories import import_holder, is_file
 from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep, build_for_inference
 from flopcast.microbench.recipe.optimizers import make_optimizers
@@ -329,22 +326,19 @@ def load_factory(name: str) -> Callable[..., Any]:
     if ":" not in name and (image_model := images.named(name)) is not None:
         return image_model
     module_name, _, attribute = name.rpartition(":")
-    is_file = module_name.endswith(".py") or "/" in module_name
     if not module_name or not attribute or attribute.endswith(".py"):
         raise UsageError(
             f"module {name!r}: valid are package.module:factory and path/file.py:factory, as in "
             f"flopcast.microbench.zoo:vit_b16, and MODEL[@SIZE][@nhwc] of {', '.join(images.MODELS)}, torchvision/NAME "
             "and timm/NAME"
         )
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if is_file and not Path(module_name).is_file():
+    if is_file(module_name) and not Path(module_name).is_file():
         what = "is a folder" if Path(module_name).is_dir() else "does not exist"
         raise UsageError(
             f"module {name!r}: {module_name} {what}; give the path of a Python file, as in train.py:factory"
         )
     try:
-        module = _import_file(Path(module_name).resolve()) if is_file else importlib.import_module(module_name)
+        module = import_holder(module_name)
     except ModuleNotFoundError as fault:
         raise UsageError(
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
@@ -364,34 +358,6 @@ def load_factory(name: str) -> Callable[..., Any]:
         known = f"; functions there: {', '.join(functions)}" if functions else ""
         raise UsageError(f"module {name!r}: {attribute} {what} in {module_name}{known}")
     return found  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _import_file(path: Path) -> ModuleType:
-    """Imports a file: of a package by the package's name, so that its relative imports work; any other as Python runs
-    it, its folder on the path, under a name that no module has (a test.py is not the standard library's `test`)."""
-    root = path.parent
-    while (root / "__init__.py").is_file():
-        root = root.parent
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    if root != path.parent:
-        return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
-    found = None if "." in path.stem else importlib.util.find_spec(path.stem)
-    if found is not None and found.origin == str(path):
-        return importlib.import_module(path.stem)
-    name = f"_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:  # a file without .py
-        raise ImportError(f"{path.name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look it up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:

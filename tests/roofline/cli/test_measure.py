@@ -474,10 +474,43 @@ def test_a_step_of_ones_own_is_run_and_compared(flopcast: Command, profile: Path
     assert (again.code, (steps / records.MEASUREMENTS).read_bytes()) == (0, before)
 
 
+FACTORY = """
+import torch
+def make(batch=8, seq=32):
+    return torch.nn.Linear(48, 48), torch.randn(batch, seq, 48), lambda out: out.float().square().mean()
+def step():
+    model = torch.nn.Linear(8, 8)
+    return lambda: model(torch.randn(2, 8)).sum().backward()
+"""
+
+
+def test_a_module_of_ones_own_is_run_and_is_imported_again_only_where_it_is_named(
+    flopcast: Command, profile: Path, tmp_path: Path
+) -> None:
+    source, steps = tmp_path / "mine.py", tmp_path / "steps"
+    source.write_text(FACTORY)
+    module = ("--module", f"{source}:make")
+    result = flopcast("validate", "--device", "cpu", "--gpu", profile, "--out", steps, *module, "--seq", "7", "--json")
+    assert result.code == 0, result.err
+    (row,) = result.document["rows"]
+    assert (row["name"], row["batch"], row["seq"], row["status"]) == ("make", 8, 7, "ok")
+    forecast = table_of(steps)["make"]["step_forecast"]
+    again = ("validate", "--steps-from", steps, "--gpu", profile)
+    assert flopcast(*again).code == 0
+    assert "names the module" in table_of(steps)["make"]["reason"]
+    assert flopcast(*again, *module).code == 0
+    assert table_of(steps)["make"]["step_forecast"] == forecast != ""
+    refused = flopcast("validate", "--device", "cpu", "--out", tmp_path / "no", "--module", f"{source}:step")
+    assert (refused.code, refused.out) == (2, "")
+    assert "a step function" in refused.err
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (("--batch", "8"), "--batch 8 without a model"),
+        (("--module", "no-such.py:make"), "no-such.py does not exist"),
+        (("--module", "flopcast.microbench.zoo:mlp", "--config", "gpt2"), "give one of the two"),
         (("--width", "256", "--suite", "quick"), "--suite quick with a model"),
         (("--width", "256", "--only-estimates"), "--only-estimates with a model"),
         (("--width", "256", "--matmul", "best"), "picks by a profile"),
