@@ -48,6 +48,7 @@ class _Conversion:
         self.waited_after = waited_after
         self.stretches = stretches
         self.micro_batches = int(eager.meta.get("accumulate", 1))
+        self.is_scaled = eager.meta.get("precision") == "autocast-fp16"
         self.is_first = True  # of the micro-batches
         self.written = OpWriter(eager)
         self.known = EagerStorages(eager)
@@ -93,14 +94,17 @@ class _Conversion:
                 self._forward(place, graph, backward.get(_number(graph)))
         self._wait("forward", n_forward)
         if self.micro_batches > 1:
-            self._divide("forward")
+            self._of_the_loss("aten.div.Tensor", "forward")
         # the caller keeps the loss alone
         kept = {storage for calls in self.saved.values() for saved in calls for storage in saved}
         self.written.freed += sorted(self._held - kept)
         self._held.clear()
         self._handed.clear()
+        if self.is_scaled:  # the loss by the scaler's factor, and its gradient
+            self._of_the_loss("aten.mul.Tensor", "backward")
+            self._of_the_loss("aten.mul.Tensor", "backward")
         if self.micro_batches > 1:
-            self._divide("backward")
+            self._of_the_loss("aten.div.Tensor", "backward")
         for place, graph in enumerate(graphs):
             if graph.is_backward:
                 if place > n_forward:  # those between forward and backward are the forward's
@@ -116,11 +120,12 @@ class _Conversion:
             self.written.append("aten._local_scalar_dense.default", phase, [(number, value)], [], kind="sync")
             self.written.freed.append(value)
 
-    def _divide(self, phase: str) -> None:
-        """The loss, or its gradient, by the number of micro-batches."""
+    def _of_the_loss(self, name: str, phase: str) -> None:
+        """What the code around the graphs makes of the loss, or of its gradient: by the number of micro-batches, or by
+        a gradient scaler's factor."""
         number = Operand((), (), "fp32")
         before, after = self.written.new(number), self.written.new(number)
-        self.written.append("aten.div.Tensor", phase, [(number, before)], [(number, after)], '[{"t":0},1]')
+        self.written.append(name, phase, [(number, before)], [(number, after)], '[{"t":0},1]')
         self.written.freed += [before, after]
 
     # --- forward

@@ -23,7 +23,7 @@ def check_together(recipe: Recipe) -> None:
     _check_quantised(recipe)
     if recipe.precision == "autocast-fp16":
         _refuse(
-            recipe, ("mode", "phase", "parallel", "fused"),
+            recipe, ("phase", "parallel", "fused"),
             "with precision autocast-fp16, whose gradients a GradScaler scales: not modelled yet; use autocast-bf16, "
             "or leave one of the two out",
         )  # fmt: skip

@@ -115,6 +115,19 @@ def test_micro_batches_run_the_graphs_again_and_add_their_gradients(compilers: l
     assert peaks[0] < peaks[1] <= peaks[0] + 4 * one.n_params  # gradients stay, another's are made
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gradient_scaler_works_around_the_graphs(compilers: list[Asked], count: int) -> None:
+    run = replace(RUN, precision="autocast-fp16", optimizer="adamw", accumulate=count)
+    stream, eager = (get_stream(CONFIG, replace(run, mode=mode).traced_on(H200)) for mode in ("compile", "eager"))
+    in_graphs = {number for _, first, last in stream.meta["graphs"] for number in range(first, last + 1)}
+    around = Counter(op.name for number, op in enumerate(stream.ops) if number not in in_graphs)
+    assert around["aten.mul.Tensor"] == 2 * count, "the loss by the scale, and its gradient"
+    assert around["aten._amp_foreach_non_finite_check_and_unscale_.default"] == 1
+    assert around["aten._amp_update_scale_.default"] == 1
+    ends = [[op.name for op in one.ops if op.phase == "optimizer"] for one in (stream, eager)]
+    assert ends[0] == ends[1]
+
+
 def test_what_does_not_change_the_code_shares_a_compile(compilers: list[Asked]) -> None:
     streams = {
         run: get_stream(CONFIG, run.traced_on(H200))
