@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,7 @@ class Compiler:
         tell_of(card)
         be_cuda(rule_for(card.gpu.capability, cudnn))
         warnings.filterwarnings("ignore")  # torch's about its own code and about hardware that is not there
+        logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)  # an L4's "Not enough SMs", once per graph
         # this imports inductor, which has to find the GPU
         from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
