@@ -159,6 +159,7 @@ def trace(config: Config, traced: Traced) -> Stream:
         fp8 = modelled(Topic.FP8) if traced.base_dtype == "fp8" else contextlib.nullcontext()
         with fp8, faking(device) as record:
             model = build_for_inference(config, attention, precision, traced.base_dtype)
+            _check_positions(model, traced.context + (traced.phase == "decode"))
             call = InferenceStep(
                 model, torch.zeros(ids, dtype=torch.int64), precision, device, traced.phase, traced.context,
                 cache_kind=traced.cache,
@@ -167,6 +168,7 @@ def trace(config: Config, traced: Traced) -> Stream:
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with faking(device) as record:
             model = build_model(config, attention, precision, traced.checkpoint, traced.base_dtype)
+            _check_positions(model, traced.seq)
             model = fine_tuned(model, traced)
             use_fused(model, traced.fused)
             optimizers = make_optimizers(model, traced.optimizer, True if device == "cuda" else None, traced.clip)
@@ -178,6 +180,17 @@ def trace(config: Config, traced: Traced) -> Stream:
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
                 break  # otherwise state was made for parameters that get no gradients
     return stream
+
+
+def _check_positions(model: torch.nn.Module, tokens: int) -> None:
+    """Raises UsageError for more tokens than a model has learned positions of: BERT's, OPT's and GPT-Neo's lie in a
+    table, in which fake tensors find any number."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    names = (name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding))
+    if isinstance(most, int) and tokens > most and any("pos" in name or name == "wpe" for name in names):
+        raise UsageError(
+            f"seq is {tokens}: this model has {most} positions (max_position_embeddings), use at most that"
+        )
 
 
 # Settings that a stream's meta always says, and those that it says otherwise; others where they are not at the default.

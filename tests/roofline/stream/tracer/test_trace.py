@@ -197,6 +197,24 @@ OTHERS = {
 }  # fmt: skip
 
 
+LEARNED = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 512}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "intermediate_size": 96, "is_decoder": True, **LEARNED},
+        {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64, **LEARNED},
+    ],
+    ids=["bert", "opt"],
+)
+def test_no_more_tokens_than_a_model_has_learned_positions_of(config: dict[str, Any]) -> None:
+    config = {**config, "max_position_embeddings": 32}
+    with pytest.raises(UsageError, match="seq is 33: this model has 32 positions"):
+        trace(config, Traced(batch=1, seq=33))
+    assert trace(config, Traced(batch=1, seq=32)).ops
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_trace_too(name: str, traced: Tracing) -> None:
     config = OTHERS[name]
