@@ -19,7 +19,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, check_step
 from flopcast.roofline.validation.step_comparison import Part
 
 PARTS = ("step", "compute", "communication", "exposed", "host", "memory")
@@ -58,6 +58,20 @@ def parallel_plans(layouts: Sequence[str], suite: str, mode: str = "eager") -> l
                 group="parallel",
             ))  # fmt: skip
     return list({plan.key: plan for plan in found}.values())
+
+
+def own_plans(own: StepPlan, layouts: Sequence[str]) -> list[StepPlan]:
+    """The step of a user's model in each layout. Raises UsageError for a layout that is none, that is not modelled in
+    the step's mode, or whose parts do not divide the model."""
+    found = []
+    for text in layouts:
+        layout = Layout.parse(text)
+        layout.check_built()
+        plan = replace(own, parallel=str(layout), group="parallel")
+        run = Run(**plan.settings).checked()
+        check_step(plan.config, run.traced_on("cuda 9.0 132"))
+        found.append(plan)
+    return found
 
 
 def run_parallel_steps(

@@ -61,7 +61,7 @@ def validate(
         list[str] | None,
         Option(
             help="Run steps over several GPUs in this layout, such as fsdp=2: of this host, or of several by "
-            "torchrun or srun. May be repeated. Suites: quick, standard."
+            "torchrun or srun. May be repeated. Suites: quick, standard; or --config or --width."
         ),
     ] = None,
     steps_from: Annotated[
@@ -106,6 +106,8 @@ def validate(
         ran = "with --steps-from: those steps have run"
         refuse_unused(ran, {"device": device, "suite": suite, "seed": seed, "retry": retry, "budget": budget})
         refuse_unused(ran, {name: value for name, value in {**named, **given(typed, run)}.items() if name != "module"})
+    if parallel and model.module is not None:
+        raise UsageError("--parallel with --module: steps of configs alone are timed on several GPUs; leave one out")
     own = _own_step(typed, model, run, device) if named and steps_from is None else None
     if not named:
         of_step = {name: value for name, value in given(typed, run).items() if name != "mode"}
@@ -113,7 +115,7 @@ def validate(
     if own is not None:
         refuse_unused(
             "with a model: its step is run, no suite's",
-            {"suite": suite, "seed": seed, "parallel": parallel, "only_estimates": only_estimates},
+            {"suite": suite, "seed": seed, "only_estimates": only_estimates},
         )
     if run_only or only_estimates:
         refuse_unused(
@@ -126,7 +128,8 @@ def validate(
             {"only_estimates": only_estimates, "estimates_from": estimates_from, "seed": seed},
         )
         _validate_parallel(
-            parallel or [], gpu, device, suite or "quick", out, steps_from, retry=("oom", "error") if retry else (),
+            parallel or [], gpu, device, own or suite or "quick", out, steps_from,
+            retry=("oom", "error") if retry else (),
             budget=budget, run_only=run_only, any_gpu=any_gpu, as_json=as_json, mode=mode,
         )  # fmt: skip
         return
@@ -223,7 +226,7 @@ def _validate_parallel(
     layouts: list[str],
     gpu: str | None,
     device: str | None,
-    suite: str,
+    suite: str | StepPlan,
     out: Path | None,
     steps_from: Path | None,
     *,
@@ -234,15 +237,15 @@ def _validate_parallel(
     as_json: bool,
     mode: str,
 ) -> None:
-    """Runs steps on several GPUs and compares them, or only one of the two. Of several processes that a launcher
-    started the first one compares."""
+    """Runs steps on several GPUs, of a suite or the one given in its place, and compares them, or only one of the two.
+    Of several processes that a launcher started the first one compares."""
     from flopcast.roofline.base.csv_files import write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.gpu.catalogue.device import gpu_name
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.validation import comparable
-    from flopcast.roofline.validation.parallel import compare_parallel, parallel_plans, run_parallel_steps
+    from flopcast.roofline.validation.parallel import compare_parallel, own_plans, parallel_plans, run_parallel_steps
     from flopcast.roofline.validation.run import machine_of
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.several_gpus import print_parallel
@@ -251,7 +254,7 @@ def _validate_parallel(
     if steps_from is None:
         if budget is not None and not budget >= 0:
             raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
-        plans = parallel_plans(layouts, suite, mode)
+        plans = parallel_plans(layouts, suite, mode) if isinstance(suite, str) else own_plans(suite, layouts)
         with resumable(folder):
             speaks = run_parallel_steps(plans, folder, device, retry=retry, budget=budget)
         if not speaks:

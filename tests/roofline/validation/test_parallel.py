@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.model.models import make_config
-from flopcast.roofline.validation.parallel import compare_parallel, parallel_plans
+from flopcast.roofline.validation.parallel import compare_parallel, own_plans, parallel_plans
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
@@ -75,3 +75,13 @@ def test_which_steps_a_layout_is_judged_by() -> None:
     for layouts, suite in ((["ddp"], "quick"), (["ddp=1"], "quick"), (["ddp=2"], "fused")):
         with pytest.raises(UsageError, match="valid"):
             parallel_plans(layouts, suite)
+
+
+def test_a_step_of_ones_own_runs_in_each_layout() -> None:
+    plans = own_plans(replace(PLAN, parallel="none"), ["fsdp=2", "zero1=2"])
+    assert [(plan.parallel, plan.config, plan.batch) for plan in plans] == [
+        (layout, CONFIG, PLAN.batch) for layout in ("fsdp=2", "zero1=2")
+    ]
+    for layout, message in (("tp=3", "tp=3 does not divide heads"), ("fsdp", "fsdp")):
+        with pytest.raises(UsageError, match=message):
+            own_plans(PLAN, [layout])
