@@ -474,7 +474,7 @@ def test_a_step_of_ones_own_is_run_and_compared(flopcast: Command, profile: Path
     assert (again.code, (steps / records.MEASUREMENTS).read_bytes()) == (0, before)
 
 
-FACTORY = """
+OWN_FACTORY = """
 import torch
 def make(batch=8, seq=32):
     return torch.nn.Linear(48, 48), torch.randn(batch, seq, 48), lambda out: out.float().square().mean()
@@ -488,7 +488,7 @@ def test_a_module_of_ones_own_is_run_and_is_imported_again_only_where_it_is_name
     flopcast: Command, profile: Path, tmp_path: Path
 ) -> None:
     source, steps = tmp_path / "mine.py", tmp_path / "steps"
-    source.write_text(FACTORY)
+    source.write_text(OWN_FACTORY)
     module = ("--module", f"{source}:make")
     result = flopcast("validate", "--device", "cpu", "--gpu", profile, "--out", steps, *module, "--seq", "7", "--json")
     assert result.code == 0, result.err
