@@ -116,9 +116,7 @@ class Attention:
         for length in self.document_lengths:
             beyond = max(0, length - self.window) if self.window else 0
             pairs += length * length - beyond * beyond
-        own, values = self.columns
-        products = own + values if self.direction == "fwd" else 3 * own + 2 * values
-        flops = 2 * self.batch * self.heads * pairs * products
+        flops = 2 * self.batch * self.heads * pairs * columns_of_products(self.direction, *self.columns)
         return flops // 2 if self.causal else flops
 
     @property
@@ -143,6 +141,12 @@ class Attention:
             f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
             + (f"v{self.value_dim}" if self.value_dim else "")
         )
+
+
+def columns_of_products(direction: str, own: int, values: int) -> int:
+    """Multiply-adds per pair of a query and a key, over all matmuls of an attention: of the forward q k and p v, of the
+    backward these two's gradients and q k again. `own`: columns of queries and keys, `values`: of values."""
+    return own + values if direction == "fwd" else 3 * own + 2 * values
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from math import ceil
 
 import numpy as np
 
+from flopcast.kernels.shapes import columns_of_products
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.gpu.laws import attention_triton
 from flopcast.roofline.gpu.laws.attention_triton import FADE_FLOPS, OVERLAP, Sizes
@@ -88,7 +89,7 @@ def log_seconds(variant: AttentionVariant, params: Params, features: Array, byte
         return attention_triton.log_seconds(variant, params, Sizes(heads, seq, group), bytes_, flops)
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
-    columns = 3.0 * own + 2.0 * values if variant.direction == "bwd" else float(own + values)  # of all products
+    columns = float(columns_of_products(variant.direction, own, values))
     step = 2.0 * block * advance * columns * params["sm_count"] / (params["peak"] * params["efficiency"])
     rows = seq * group if params.get("packs") else seq
     matrix = (steps * step + starts * params["prologue"]) * np.where(

@@ -194,17 +194,15 @@ def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
     """Returns the attention backends that may be asked for and that the profile measured in the dtype of the step's
     attention, except the one in use; none for a step without attention."""
     calls = [op for op in stream.ops if "attention" in packet(op.name) and op.outputs]
-    dtypes = {stream.tensors[op.outputs[0]].operand.dtype for op in calls}
+    # fp16 runs bf16's kernels for the other 16 bits (`variants.twin_of`)
+    dtypes = {stream.tensors[op.outputs[0]].operand.dtype.replace("fp16", "bf16") for op in calls}
     current = profile.default_attention if run.attention == "sdpa" else run.attention
     names = {
         key.backend
         for key in profile.surfaces
-        if key.op_class == "attention" and dtypes & {key.variant.dtypes, _TWINS.get(key.variant.dtypes)}
+        if key.op_class == "attention" and key.variant.dtypes.replace("fp16", "bf16") in dtypes
     }
     return sorted(names & {*ATTENTIONS} - {current})
-
-
-_TWINS = {"bf16": "fp16"}  # the same kernel for the other 16 bits
 
 
 def with_fused_adamw(stream: Stream) -> Stream | None:

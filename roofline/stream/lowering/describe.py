@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import log2, prod
 from typing import Any
 
-from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape, columns_of_products
 from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.fused import OWN_OPTIMIZER
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
@@ -260,15 +260,15 @@ def _describe_attention(call: Call) -> Work:
     is_backward = _is_backward(call)
     query, key, value = _arguments(call, is_backward, 1 + is_backward, 2 + is_backward)
     own, values = query.shape[-1], value.shape[-1]
-    products = 3 * own + 2 * values if is_backward else own + values
-    flops = 2 * prod(query.shape[:-1]) * key.shape[-2] * products
+    direction = "bwd" if is_backward else "fwd"
+    flops = 2 * prod(query.shape[:-1]) * key.shape[-2] * columns_of_products(direction, own, values)
     features = (
         log2(prod(query.shape[:-2])),
         _log2(query.shape[1] / key.shape[1]),
         _log2(query.shape[-2] * key.shape[-2]) / 2,
     )
     value_dim = values if values != own else 0
-    variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, own, value_dim)
+    variant = AttentionVariant(direction, False, query.dtype, own, value_dim)
     if query.shape[-2] == 1:  # of one token: it reads the cache, which no other attention's time says
         is_masked = len(_arguments(call, *range(3, len(tensor_places(call.args))))) > 0
         decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}{'-masked' * is_masked}")
