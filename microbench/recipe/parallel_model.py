@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.optimizers import make_optimizers
-from flopcast.microbench.recipe.settings import TORCH_MODES
+from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import find_layers
 
 
@@ -104,10 +104,10 @@ def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: 
 
 
 def optimizers_of(
-    model: torch.nn.Module, layout: Layout, optimizer: str, foreach: bool | None
+    model: torch.nn.Module, layout: Layout, recipe: Recipe, foreach: bool | None
 ) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers of what this rank holds."""
-    made = make_optimizers(model, optimizer, foreach)
+    made = make_optimizers(model, recipe.optimizer, foreach, recipe.clip)
     if layout.tp > 1 or layout.ep > 1:
         for one in made:
             _group_by_mesh(one)

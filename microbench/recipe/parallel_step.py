@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.finetune import fine_tuned
 from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
 from flopcast.microbench.recipe.parallel_model import distributed, mesh_of, optimizers_of, steps_to_settle
 from flopcast.microbench.recipe.pipeline_step import PipelineStep, build_pipeline
@@ -85,16 +86,18 @@ def build_parallel(
     if layout.pp > 1:
         return build_pipeline(config, layout, mesh, device, recipe, foreach=foreach, bucket_mib=bucket_mib)
     with torch.device(device):
-        model: Any = build_model(config, precision=recipe.precision, checkpoint=recipe.checkpoint)
+        model: Any = build_model(config, "sdpa", recipe.precision, recipe.checkpoint, recipe.weights_dtype)
         tokens = torch.randint(0, int(model.config.vocab_size), (recipe.batch, recipe.seq))
+        model = fine_tuned(model, recipe)
     sequence_mesh = _sequence_mesh(layout, device)
     if sequence_mesh is not None:
         _attend_without_masks(model)
     model = distributed(model, layout, mesh, recipe.precision, bucket_mib, recipe.mode)
     return ParallelStep(
-        model, optimizers_of(model, layout, recipe.optimizer, foreach),
+        model, optimizers_of(model, layout, recipe, foreach),
         causal_lm_batch(tokens) if sequence_mesh is None else _divisible_batch(tokens), recipe.precision, device,
-        accumulate=recipe.accumulate, is_fully_sharded=layout.is_fully_sharded, sequence_mesh=sequence_mesh,
+        accumulate=recipe.accumulate, clip=recipe.clip_before, is_fully_sharded=layout.is_fully_sharded,
+        sequence_mesh=sequence_mesh,
     )  # fmt: skip
 
 
@@ -120,8 +123,9 @@ def build_parallel_module(
     whole = build_module(module, batch, device, recipe, loss_fn=loss_fn, foreach=foreach)
     model = distributed(whole.model, layout, mesh, recipe.precision, bucket_mib, recipe.mode)
     return ParallelStep(
-        model, optimizers_of(model, layout, recipe.optimizer, foreach), whole.batch, recipe.precision,
-        whole.device_type, accumulate=recipe.accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,
+        model, optimizers_of(model, layout, recipe, foreach), whole.batch, recipe.precision,
+        whole.device_type, accumulate=recipe.accumulate, clip=recipe.clip_before, loss_fn=loss_fn,
+        is_fully_sharded=layout.is_fully_sharded,
     )  # fmt: skip
 
 

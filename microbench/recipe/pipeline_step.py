@@ -134,7 +134,7 @@ def build_pipeline(
     given: Any = {"n_microbatches": accumulate, "loss_fn": loss_of, "scale_grads": False}
     embedding: Any = model.get_input_embeddings() if is_first else stage.head
     return PipelineStep(
-        module, optimizers_of(module, layout, recipe.optimizer, foreach), {"input_ids": tokens}, precision, device,
+        module, optimizers_of(module, layout, recipe, foreach), {"input_ids": tokens}, precision, device,
         accumulate=accumulate,
         schedule=_SCHEDULES[layout.schedule](made, **given), is_first=is_first, is_last=is_last,
         of_one=ScheduleGPipe(made, **{**given, "n_microbatches": 1}),

@@ -70,6 +70,11 @@ def why_not(mode: str) -> str:
     return _OTHER_MODES.get(mode, _ANY_BACKEND)
 
 
+def usual_dtype(precision: str) -> str:
+    """The dtype of the weights of a precision, where nothing else is said: "bf16" or "fp32"."""
+    return "bf16" if precision == "bf16" else "fp32"
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is said of a setting beside its type and default: `meaning`, the help text of its option, with the choices
@@ -281,7 +286,7 @@ class Recipe:
         if self.base_dtype != "auto":
             return self.base_dtype
         is_beside_adapters = self.finetune in ADAPTERS and self.precision == "autocast-bf16"
-        return "bf16" if self.precision == "bf16" or is_beside_adapters else "fp32"
+        return "bf16" if is_beside_adapters else usual_dtype(self.precision)
 
     def check_each(self) -> None:
         """Raises UsageError for the first setting that is not valid by itself."""

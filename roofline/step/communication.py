@@ -91,7 +91,7 @@ def calls_around(stream: Stream) -> dict[int, float]:
     found: dict[int, float] = {}
     for sent in collectives(stream):
         op = stream.ops[sent.op]
-        if layout.cp > 1 and op.name.startswith(_FUNCTIONAL):
+        if layout.cp > 1 and op.name.startswith(_FUNCTIONAL) and op.phase != "optimizer":  # where clipping sums norms
             found[sent.op] = RING_CALLS
         elif layout.is_fully_sharded and sent.kind in _SHARDED:
             calls = SHARDED_CALLS.get((sent.kind, op.phase), 0.0)

@@ -32,6 +32,8 @@ class Case:
     optimizer: str = "adamw-fused"
     accumulate: int = 1
     model: str = "dense"
+    clip: float = 0.0
+    finetune: str = "full"
 
     @property
     def config(self) -> Config:
@@ -41,7 +43,10 @@ class Case:
         return Layout.parse(self.layout.format(n=ranks))
 
     def traced(self, device: str) -> Traced:
-        return Traced(batch=2, seq=128, optimizer=self.optimizer, accumulate=self.accumulate, device=device)
+        return Traced(
+            batch=2, seq=128, optimizer=self.optimizer, accumulate=self.accumulate, clip=self.clip,
+            finetune=self.finetune, base_dtype="bf16" if self.finetune == "lora" else "auto", device=device,
+        )  # fmt: skip
 
 
 CASES = (
@@ -59,4 +64,11 @@ CASES = (
     Case("cp", "cp={n}"),
     Case("cp-fsdp", "cp={n},fsdp=1"),
     Case("ep", "ep={n}", model="moe"),
+    Case("ddp-clip", "ddp={n}", clip=1.0),
+    Case("zero1-clip", "zero1={n}", clip=1.0),
+    Case("fsdp-clip", "fsdp={n}", clip=1.0),
+    Case("ddp-muon", "ddp={n}", optimizer="muon"),
+    Case("ddp-lora", "ddp={n}", clip=1.0, finetune="lora"),
+    Case("fsdp-lora", "fsdp={n}", clip=1.0, finetune="lora"),
+    Case("fsdp-last", "fsdp={n}", finetune="last=2"),
 )

@@ -29,7 +29,9 @@ from studies.command import parser_of
 
 SHOWN = 5
 _OF_GLOO = ["c10d._reduce_scatter_base_.default", "aten.split.Tensor", "aten.copy_.default"]
-_RUN = ("batch", "seq", "precision", "optimizer", "accumulate", "checkpoint", "device")
+_RUN = (
+    "batch", "seq", "precision", "optimizer", "accumulate", "checkpoint", "device", "clip", "finetune", "base_dtype"
+)  # fmt: skip
 
 
 def retraced(meta: Mapping[str, Any]) -> Stream:
@@ -37,7 +39,8 @@ def retraced(meta: Mapping[str, Any]) -> Stream:
     from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
 
     layout, rank = meta["parallel"]["layout"], meta["parallel"]["rank"]
-    return trace_rank(meta["config"], Traced(**{name: meta[name] for name in _RUN}, parallel=layout, rank=rank))
+    run = {name: meta[name] for name in _RUN if name in meta}
+    return trace_rank(meta["config"], Traced(**run, parallel=layout, rank=rank))
 
 
 def lines(stream: Stream) -> list[str]:

@@ -7,8 +7,9 @@ Three hosts say it, each with two H200s. Of two, processes ran tiny models of tw
 one (`studies.parallel.phases`): by phase, seconds per layer beyond those of its calls, over the seconds of a call, sums
 over processes. Of another, steps of three small models (w640, w2048, w3584): what the host took beyond the forecast
 without such calls, over their number, with the host that the same run calibrated. A constant is the mean of the logs of
-all, divided over the phases as the tiny models say; of the optimizer the tiny models alone tell. Two further hosts, of
-four H100s and of two H200s, judge; ring attention's is the mean of the logs of the first that ran it and of the H100s.
+all, divided over the phases as the tiny models say; of the optimizer the tiny models alone tell. Three further hosts,
+of four H100s and twice of two H200s, judge, the last with adapters and by Muon too; ring attention's is the mean of the
+logs of the first that ran it and of the H100s.
 
 Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
 measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
@@ -48,21 +49,23 @@ class Process(NamedTuple):
     ranks: int
     per_layer: Mapping[tuple[str, str], float]
 
-    def call(self, phase: str = "forward") -> float:
+    def call(self, phase: str = "forward", alone: str = phases.NONE) -> float:
         """Seconds of a call without a layout."""
-        return self.per_layer[phases.NONE, phase] / calls_of_layer(phases.NONE, phase, self.ranks)
+        return self.per_layer[alone, phase] / calls_of_layer(alone, phase, self.ranks)
 
     def beyond(self, layout: str, phase: str) -> float:
-        """Seconds per layer beyond those of the layout's calls."""
+        """Seconds per layer beyond those of the layout's calls, by the same model without one."""
         whole = self.per_layer[layout, phase]
+        _, mark, trained = layout.partition("+")
+        alone = phases.NONE + mark + trained
         if phase == "optimizer":
-            return whole - self.per_layer[phases.NONE, phase]
-        return whole - calls_of_layer(layout, phase, self.ranks) * self.call(phase)
+            return whole - self.per_layer[alone, phase]
+        return whole - calls_of_layer(layout, phase, self.ranks) * self.call(phase, alone)
 
 
 @cache
 def tiny_stream(layout: str, depth: int, ranks: int = 2) -> Stream:
-    run = Run(batch=4, seq=256, optimizer="adamw-fused", parallel=layout.format(n=ranks))
+    run = Run(batch=4, seq=256, **phases.settings_of(layout, ranks))
     return get_stream(phases.tiny_config(depth), run.traced_on("cuda"))
 
 
@@ -127,12 +130,11 @@ def tiny_calls(host: phases.Host, layout: str, beside: str = "") -> dict[str, fl
 
 def hosts_of(*layouts: str) -> list[phases.Host]:
     """Those of `phases.HOSTS` that ran all these layouts, but for those that judge."""
-    return [
-        host
-        for host in phases.HOSTS
-        if not host.judges
-        and all((name, "forward") in process.per_layer for name in layouts for process in processes(host)[:1])
-    ]
+    return [host for host in phases.HOSTS if not host.judges and ran(host, *layouts)]
+
+
+def ran(host: phases.Host, *layouts: str) -> bool:
+    return all((name, "forward") in process.per_layer for name in layouts for process in processes(host)[:1])
 
 
 def ring_calls(host: phases.Host) -> float:
@@ -167,6 +169,18 @@ def small_steps() -> dict[str, list[float]]:
     return {name: [sum(calls for calls, _ in some), sum(count for _, count in some)] for name, some in found.items()}
 
 
+def told_otherwise(host: phases.Host) -> None:
+    """Says what tiny models with adapters and by Muon cost on a host."""
+    with_adapters = tiny_calls(host, "fsdp={n}+lora")
+    each = (with_adapters["forward"] + with_adapters["backward"]) / 3
+    print(f"judging FSDP with adapters, {host.said}: {each:.1f} calls a collective")
+    muon = f"{phases.NONE}+muon"
+    of_muon = [(one.call("optimizer", muon), one.call()) for one in processes(host)]
+    calls = ", ".join(f"{1e6 * call:.0f}" for _, call in of_muon)
+    over = geometric_mean(own / call for own, call in of_muon)
+    print(f"a call of Muon's: {over:.2f} of one of the forward, which takes the processes {calls} us")
+
+
 def main() -> None:
     parser_of(__spec__, __doc__).parse_args()
     small = {name: calls / count for name, (calls, count) in small_steps().items()}
@@ -177,7 +191,8 @@ def main() -> None:
         judging = tiny_calls(host, "fsdp={n}")
         each_collective = (judging["forward"] + judging["backward"]) / 3
         print(f"judging FSDP, {host.said}: {each_collective:.1f} calls a collective")
-    for host in (host for host in phases.HOSTS if host.judges):
+    told_otherwise(phases.HOSTS[-1])
+    for host in (host for host in phases.HOSTS if host.judges and ran(host, "tp={n}")):
         judging = tiny_calls(host, "tp={n}")
         each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}
         told = f"{each['forward']:.1f} and {each['backward']:.1f} a call of DTensor's"

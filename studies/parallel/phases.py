@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 -m studies.parallel.phases OUT
     ... --only none,fsdp,tp                    tiny models of these layouts alone: another draw of both processes
+    ... --only none,fsdp,none+lora,fsdp+lora,none+muon      also with adapters, and by Muon
     ... --device cpu                           on processors, over gloo, to try it
     python -m studies.parallel.phases OUT ... --keep NAME            puts launches on one host into its file of HOSTS
 
@@ -31,7 +32,6 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.hosts.host import PHASES, host_phases
 from flopcast.microbench.ranks.measure import meet
 from flopcast.microbench.recipe.compiling import compile_model, forget
-from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import build_parallel, mesh_of
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import TrainingStep, build
@@ -44,6 +44,11 @@ from studies.parallel.steps import LARGER, built
 FOLDER = ROOT / "reports" / "parallel"
 NONE = "none"
 LAYOUTS = (NONE, "ddp={n}", "zero1={n}", "fsdp={n}", "zero2={n}", "tp={n}", "cp={n},fsdp=1")
+# Trained otherwise, behind a "+": adapters, which give a layer 25 parameters for 11, and an optimizer of many calls.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "": {}, "lora": {"finetune": "lora"}, "muon": {"optimizer": "muon"},
+}  # fmt: skip
+TRAINED = (f"{NONE}+lora", "ddp={n}+lora", "fsdp={n}+lora", f"{NONE}+muon")
 COMPILED = (NONE, "ddp={n}", "fsdp={n}")
 DEPTHS = (2, 6)
 ROUNDS, STEPS_PER_ROUND = 6, 4
@@ -65,6 +70,7 @@ HOSTS = (
     Host(FOLDER / "phases-2.json.gz", "two H200s, 26 November 2026; tiny models of some layouts"),
     Host(FOLDER / "phases-3.json.gz", "four H100s, 26 November 2026; tiny models of some layouts"),
     Host(FOLDER / "phases-4.json.gz", "two H200s, 26 November 2026", judges=True),
+    Host(FOLDER / "phases-5.json.gz", "two H200s, 28 November 2026; with adapters and by Muon too", judges=True),
 )
 
 
@@ -72,15 +78,22 @@ def tiny_config(depth: int) -> Config:
     return make_config(width=256, depth=depth, heads=4, kv_heads=4, head_dim=64)
 
 
+def settings_of(layout: str, ranks: int) -> dict[str, Any]:
+    """What a `Recipe` says of a tiny model: its layout, or none, and how it is trained."""
+    layout, _, trained = layout.partition("+")
+    return {"optimizer": "adamw-fused", "parallel": layout.format(n=ranks), **OTHERWISE[trained]}
+
+
 def tiny(layout: str, depth: int, mode: str, device: str) -> TrainingStep:
     config: Config = {**tiny_config(depth), **({} if device == "cuda" else {"vocab_size": 512})}
-    recipe = Recipe(batch=4, seq=256 if device == "cuda" else 32, optimizer="adamw-fused", mode=mode)
+    settings = settings_of(layout, dist.get_world_size())
+    recipe = Recipe(batch=4, seq=256 if device == "cuda" else 32, mode=mode, **settings)
     torch.manual_seed(0)
-    if layout == NONE:
+    if not recipe.is_parallel:
         step = build(config, device, recipe)
         compile_model(step, mode)
     else:
-        divided = Layout.parse(layout.format(n=dist.get_world_size()))
+        divided = recipe.layout
         made = build_parallel(config, divided, mesh_of(divided, device), device, recipe)
         assert isinstance(made, TrainingStep)
         step = made
@@ -209,7 +222,11 @@ def main() -> None:
         keep_launches(options.out, files[options.keep])
         return
     wanted = options.only.split(",") if options.only else []
-    layouts = tuple(layout for layout in LAYOUTS if not wanted or layout.partition("=")[0] in wanted)
+    layouts = tuple(
+        layout
+        for layout in (*LAYOUTS, *TRAINED)
+        if (layout.replace("={n}", "").partition(",")[0] in wanted if wanted else layout in LAYOUTS)
+    )
     out: Path = options.out[0]
     out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []

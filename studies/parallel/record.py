@@ -44,7 +44,8 @@ def record(case: Case, device: str) -> streams.Stream:
     measured = _measured(step) if device == "cuda" else {}
     meta: dict[str, Any] = {
         "batch": traced.batch, "seq": traced.seq, "precision": traced.precision, "optimizer": traced.optimizer,
-        "accumulate": traced.accumulate, "checkpoint": "none", "device": device, "config": case.config,
+        "accumulate": traced.accumulate, "checkpoint": "none", "clip": traced.clip, "finetune": traced.finetune,
+        "base_dtype": traced.base_dtype, "device": device, "config": case.config,
         "parallel": {"layout": str(layout), "rank": dist.get_rank()}, **measured,
     }  # fmt: skip
     with modelled(Topic.SEVERAL_GPUS), _streams(device) as lanes:

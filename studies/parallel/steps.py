@@ -6,6 +6,7 @@
     ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
     ... --steps compiled-four                                               compiled ones over four GPUs
+    ... --steps trained                                                     clipped, fine-tuned, by other optimizers
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
     ... --stages times                                                      without their kernels
 
@@ -56,13 +57,21 @@ class Step:
     optimizer: str = "adamw-fused"
     accumulate: int = 1
     mode: str = "eager"
+    clip: float = 0.0
+    finetune: str = "full"
 
     @property
     def name(self) -> str:
         layout = self.layout.replace("={n}", "").replace(":", "-")
         micro = f"-x{self.accumulate}" if self.accumulate > 1 else ""
-        mode = "" if self.mode == "eager" else f"-{self.mode}"
-        return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}{mode}"
+        words = (self.mode, "clip" * (self.clip > 0), self.finetune)
+        more = "".join(f"-{word}" for word in words if word not in ("eager", "", "full"))
+        return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}{more}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a `Recipe` says of it, but for its layout."""
+        return {name: value for name, value in asdict(self).items() if name not in ("model", "layout")}
 
 
 @dataclass(frozen=True)
@@ -221,9 +230,29 @@ COMPILED_FOUR = (
     Step("qwen3-0.6b", "fsdp=4", 8, 1024, accumulate=2, mode="compile"),
 )
 
+# Clipped, fine-tuned, by optimizers of one GPU, chosen before any of them was forecast.
+TRAINED = (
+    Step("qwen3-0.6b", "ddp={n}", 8, 1024, clip=1.0),
+    Step("llama-3.2-1b", "zero1={n}", 8, 1024, clip=1.0),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 1024, clip=1.0),
+    Step("gpt2", "zero2={n}", 16, 1024, accumulate=2, clip=1.0),
+    Step("qwen3-1.7b", "ddp={n}", 8, 1024, finetune="lora"),
+    Step("qwen3-4b", "fsdp={n}", 4, 2048, clip=1.0, finetune="lora"),
+    Step("llama-3.2-1b", "ddp={n}", 4, 1024, accumulate=2, finetune="lora"),
+    Step("llama-3.2-1b", "ddp={n}", 8, 1024, finetune="last=8"),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 1024, finetune="last=4"),
+    Step("qwen3-0.6b", "ddp={n}", 8, 1024, "muon"),
+    Step("llama-3.2-1b", "ddp={n}", 4, 2048, "adafactor-foreach", clip=1.0),
+    Step("qwen3-0.6b", "fsdp={n}", 4, 256, clip=1.0, finetune="lora"),
+    Step("qwen3-0.6b", "ddp={n}", 16, 1024, mode="compile", clip=1.0),
+    Step("llama-3.2-1b", "fsdp={n}", 8, 2048, mode="compile", clip=1.0),
+    Step("qwen3-1.7b", "ddp={n}", 8, 1024, mode="compile", finetune="lora"),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 2048, mode="compile", finetune="lora"),
+)
+
 GROUPS = {
     "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
-    "compiled-four": COMPILED_FOUR,
+    "compiled-four": COMPILED_FOUR, "trained": TRAINED,
 }  # fmt: skip
 ALL = tuple(step for steps in GROUPS.values() for step in steps)
 
@@ -232,10 +261,7 @@ def built(step: Step) -> ParallelStep | PipelineStep:
     layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
     forget(step.mode)
     torch.manual_seed(dist.get_rank() if layout.world == layout.data else 0)
-    recipe = Recipe(
-        batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate, mode=step.mode
-    )
-    made = build_parallel(MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", recipe)
+    made = build_parallel(MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", Recipe(**step.settings))
     made.warm_up()
     return made
 

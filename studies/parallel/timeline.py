@@ -72,10 +72,7 @@ class Timed:
 
 
 def run_of(step: Step, ranks: int = 2) -> Run:
-    return Run(
-        batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate,
-        parallel=step.layout.format(n=ranks), mode=step.mode,
-    )  # fmt: skip
+    return Run(**step.settings, parallel=step.layout.format(n=ranks))
 
 
 @cache
@@ -120,6 +117,7 @@ SECTIONS = {
     "four": Section("Over four GPUs", by_two=True),
     "four again": Section("The same over four GPUs, on another host", FOLDER / "host-5.json", AGAIN),
     "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json", is_profiled=False),
+    "trained": Section("Clipped, fine-tuned, and by optimizers of one GPU", FOLDER / "host-8.json"),
 }
 
 

@@ -23,7 +23,7 @@ def finetune(
     run: Annotated[
         Run,
         Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "lora_rank", "lora_targets",
-             "base_dtype", "mode"),
+             "base_dtype", "mode", "parallel", "nodes", "link"),
     ],
     host: Host = None,
     price: PriceOptions,

@@ -145,18 +145,36 @@ def _check_compiled(recipe: Recipe) -> None:
 
 
 def _check_parallel(recipe: Recipe) -> None:
-    recipe.layout.check_built()
-    if recipe.optimizer not in PARALLEL_OPTIMIZERS:
+    layout = recipe.layout
+    layout.check_built()
+    is_divided = layout.world > layout.data
+    are_whole = layout.kind == "ddp" and not is_divided
+    if recipe.optimizer not in PARALLEL_OPTIMIZERS and not (are_whole and recipe.mode == "eager"):
         raise UsageError(
-            f"optimizer {recipe.optimizer!r} with parallel {recipe.parallel}: not modelled yet on several GPUs; valid "
-            f"are {', '.join(PARALLEL_OPTIMIZERS)}"
+            f"optimizer {recipe.optimizer!r} with parallel {recipe.parallel}: modelled in eager steps of ddp=N alone, "
+            "whose ranks hold all of each parameter and of its states; valid with others are "
+            f"{', '.join(PARALLEL_OPTIMIZERS)}"
         )
     if recipe.mode != "eager":
         _check_compiled_parallel(recipe)
-    _refuse(
-        recipe, ("phase", "finetune", "base_dtype", "fused", "clip"),
-        f"with parallel {recipe.parallel}: not modelled yet on several GPUs; leave one of the two out",
-    )  # fmt: skip
+    told = f"with parallel {recipe.parallel}"
+    _refuse(recipe, ("phase", "fused"), f"{told}: not modelled yet on several GPUs; leave one of the two out")
+    if layout.tp > 1 or layout.ep > 1 or layout.pp > 1:
+        _refuse(
+            recipe, ("clip",),
+            f"{told}: torch's clip_grad_norm_ takes the norm of one GPU's parameters, or of those that one mesh "
+            "divides; over layers, experts or stages each trainer sums it by code of its own; leave one of the two out",
+        )  # fmt: skip
+    if is_divided:
+        _refuse(
+            recipe, ("finetune", "base_dtype"),
+            f"{told}: modelled with ddp, zero1, zero2, fsdp and hsdp alone; leave one of the two out",
+        )  # fmt: skip
+    if recipe.finetune == "qlora":
+        raise UsageError(
+            f"finetune 'qlora' {told}: what ranks do with bitsandbytes' 4-bit weights is not modelled yet; use lora, "
+            "or one GPU"
+        )
 
 
 def _check_compiled_parallel(recipe: Recipe) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flopcast.bounds import Valid
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.settings import EXPERTS, ONE_GPU, PRECISIONS, QUANTISED, Recipe, setting
+from flopcast.microbench.recipe.settings import EXPERTS, ONE_GPU, PRECISIONS, QUANTISED, Recipe, setting, usual_dtype
 from flopcast.roofline.stream.model.combinations import check_together
 from flopcast.roofline.stream.model.models import Config, check_config, depth_of
 
@@ -33,6 +33,11 @@ class Traced(Recipe):
     cache: str = "dynamic"
     device: str = "cuda"
     rank: int = 0
+
+    @property
+    def weights_dtype(self) -> str:
+        """What `base_dtype` stands for here, adapters or not: `Run.traced_on` has resolved what they change."""
+        return usual_dtype(self.precision) if self.base_dtype == "auto" else self.base_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +161,7 @@ class Run(Recipe):
             )
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")
-        usual = "bf16" if self.precision == "bf16" else "fp32"
+        usual = usual_dtype(self.precision)
         different = {
             "seq": self.tokens_each,
             "matmul": Recipe.matmul,

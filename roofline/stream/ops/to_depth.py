@@ -84,8 +84,8 @@ class _Unfolding:
         self._moved: dict[int, int] = {}
 
     def _stacked(self) -> dict[int, Operand]:
-        """Returns what becomes of the results of stacking one number of each parameter, as clipping does their norms:
-        by storage."""
+        """Returns what becomes of the results of stacking one number of each parameter, as clipping does their norms,
+        and of what is made of them number by number, as of norms that ranks sum: by storage."""
         found: dict[int, Operand] = {}
         for op in self.source.ops:
             homes = [self._homes[tensor] for tensor in op.inputs]
@@ -94,6 +94,12 @@ class _Unfolding:
                 count = sum(len(self._layers_of(home)) for home in homes)
                 ref = self._tensors[op.outputs[0]]
                 found[ref.storage] = replace(ref.operand, shape=(count, *rest))
+            elif not _is_multi_tensor(op):
+                given = (self._tensors[tensor] for tensor in op.inputs)
+                if stacked := next((ref for ref in given if ref.storage in found), None):
+                    for made in (self._tensors[tensor] for tensor in op.outputs):
+                        if made.operand.shape == stacked.operand.shape:
+                            found[made.storage] = replace(made.operand, shape=found[stacked.storage].shape)
         return found
 
     def run(self) -> Stream:

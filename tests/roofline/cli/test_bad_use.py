@@ -268,9 +268,19 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "flopcast's AdamW on a processor": (
         "predict --gpu cpu --width 512 --optimizer adamw-triton", ("adamw-triton on processors", "adamw-fused"),
     ),
-    "flopcast's AdamW on several GPUs": (
-        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw-triton --parallel ddp=2",
-        ("'adamw-triton'", "parallel ddp=2", "adamw-fused"),
+    "flopcast's AdamW of divided parameters": (
+        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw-triton --parallel fsdp=2",
+        ("'adamw-triton'", "parallel fsdp=2", "adamw-fused"),
+    ),
+    "clipping where layers are divided": (
+        f"predict --gpu {H200} --width 512 --depth 2 --clip 1 --parallel tp=2", ("clip 1.0", "tp=2", "clip_grad_norm_"),
+    ),
+    "adapters where layers are divided": (
+        f"predict --gpu {H200} --width 512 --depth 2 --finetune lora --parallel tp=2",
+        ("finetune lora", "tp=2", "fsdp"),
+    ),
+    "4 bits on several GPUs": (
+        f"predict --gpu {H200} --width 512 --depth 2 --finetune qlora --parallel ddp=2", ("'qlora'", "ddp=2", "lora"),
     ),
     "cost into a file": (f"cost --gpus {H200} --widths 512 --out plain/new", ("plain/new", "cannot be written")),
     # CSV

@@ -6,12 +6,13 @@ from math import exp
 
 import pytest
 
+from flopcast.roofline.gpu.profile.host import CALL_OVER_FORWARD
 from flopcast.roofline.step.communication import CALLS_SIGMA, DIVIDED_CALLS, RING_CALLS, SHARDED_CALLS
 from studies.parallel import phases
-from studies.parallel.host import RING, hosts_of, processes, ring_calls, tiny_calls
+from studies.parallel.host import RING, hosts_of, processes, ring_calls, tiny_calls, told_otherwise
 
 
-@pytest.mark.parametrize(("host", "count"), [*zip(phases.HOSTS, (8, 2, 4, 2), strict=True)])
+@pytest.mark.parametrize(("host", "count"), [*zip(phases.HOSTS, (8, 2, 4, 2, 4), strict=True)])
 def test_every_process_that_was_started_has_rows_of_both_depths_without_a_fault(host: phases.Host, count: int) -> None:
     rows = phases.read(host)
     assert not [row for row in rows if "fault" in row]
@@ -37,3 +38,14 @@ def test_the_constants_lie_between_the_hosts() -> None:
     ring = [ring_calls(host) for host in hosts_of(RING)]
     assert min(ring) < RING_CALLS < max(ring)
     assert DIVIDED_CALLS["forward"] > DIVIDED_CALLS["backward"] > 2.65
+
+
+def test_adapters_and_muon_cost_what_is_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a host that judges: a collective of layers of 25 parameters no more than one of 11, and a call of Muon's what
+    `CALL_OVER_FORWARD` says."""
+    pytest.importorskip("peft")
+    host = phases.HOSTS[-1]
+    told_otherwise(host)
+    assert f"a call of Muon's: {CALL_OVER_FORWARD}" in capsys.readouterr().out
+    plain, adapted = (sum(tiny_calls(host, f"fsdp={{n}}{more}").values()) for more in ("", "+lora"))
+    assert plain < adapted < 1.3 * plain

@@ -22,7 +22,8 @@ BOUNDS = {
     "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.09,
     "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.06,
     "qwen3-8b-d6-fsdp-4x2048-adamw-fused": 0.06, "qwen3-8b-d6-pp-2x2048-x4-adamw-fused": 0.01,
-    "gpt2-zero2-16x1024-adamw-fused": 0.1,
+    "gpt2-zero2-16x1024-adamw-fused": 0.1, "llama-3.2-1b-ddp-8x1024-adamw-fused-last=8": 0.02,
+    "qwen3-0.6b-ddp-8x1024-adamw-fused-clip": 0.01, "llama-3.2-1b-zero1-8x1024-adamw-fused-clip": 0.01,
 }  # fmt: skip
 
 

@@ -46,15 +46,24 @@ def calls(stream: Stream) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "accumulate"), [("hsdp=2x2", 1), ("tp=2", 1), ("tp=2,fsdp=2", 1), ("cp=2,fsdp=2", 2)]
-)  # and in test_trace_rank.py fsdp and ddp
-def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str, accumulate: int) -> None:
-    traced, deep = asked(layout, accumulate=accumulate), with_depth(CONFIG, FOLDED_PARALLEL + 1)
-    stream = get_stream(deep, traced)
+    ("layout", "options"),
+    [
+        ("hsdp=2x2", {"clip": 1.0}), ("tp=2", {}), ("tp=2,fsdp=2", {}), ("cp=2,fsdp=2", {"accumulate": 2}),
+        ("zero1=2", {"clip": 1.0}), ("fsdp=2", {"finetune": "last=2"}), ("ddp=2", {"optimizer": "muon"}),
+        ("fsdp=2", {"finetune": "lora", "clip": 1.0}), ("ddp=2", {"finetune": "lora"}),
+    ],
+)  # fmt: skip  # and in test_trace_rank.py fsdp and ddp
+def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str, options: dict[str, Any]) -> None:
+    if options.get("finetune") == "lora":
+        pytest.importorskip("peft")
+    traced, deep = asked(layout, **options), with_depth(CONFIG, FOLDED_PARALLEL + 1)
+    stream, whole = get_stream(deep, traced), trace_now(deep, traced)
+    if layout.startswith(("ddp", "zero1")):
+        whole = to_buckets(whole)
     assert stream.depth == FOLDED_PARALLEL + 1
-    assert stream.n_params == n_params(deep)
+    assert stream.n_params == whole.n_params
     assert collectives(stream)
-    assert calls(stream) == calls(trace_now(deep, traced))
+    assert calls(stream) == calls(whole)
 
 
 @pytest.mark.parametrize(("layout", "rank"), [("fsdp=2,pp=2", 0), ("ddp=2,pp=2", 2)])
@@ -146,8 +155,8 @@ def test_what_cannot_be_is_refused_with_what_can() -> None:
     refused(run("hsdp=1x4").check, "hsdp=1x4 has one replica: give fsdp=4")
     refused(run("tp=2", mode="compile").check, "mode compile with parallel tp=2.* valid with it are ddp=N, zero1=N")
     refused(run("ddp=2", mode="compile-graphs").check, "mode compile-graphs with parallel ddp=2: a CUDA graph reads")
-    refused(run("ddp=2", clip=1.0).check, "clip 1.0 with parallel")
-    refused(run("ddp=2", optimizer="muon").check, "optimizer 'muon' with parallel ddp=2.*valid are adamw")
+    refused(run("pp=2", accumulate=2, clip=1.0).check, "clip 1.0 with parallel pp=2: .* each trainer sums it")
+    refused(run("fsdp=2", optimizer="muon").check, "optimizer 'muon' with parallel fsdp=2.*of ddp=N alone")
     refused(lambda: run("ddp=2").traced_on("cpu"), "parallel ddp=2 on processors")
     refused(lambda: get_stream(CONFIG, asked("tp=3")), "tp=3 does not divide heads 4 .* valid are 1, 2")
 
