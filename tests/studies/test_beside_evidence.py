@@ -180,15 +180,15 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 48 + 17
+    assert len(first) == len(rows) == 4 * 24 + 17
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
-        assert len(eager) == 48
+        assert len(eager) == 4 * 24
         assert median(errors(eager, "device_error")) < 0.0115
         assert median(errors(eager, "peak_error")) < 0.0025
         assert max(errors(eager, "peak_error")) < 0.04
-        # attention in fp32, which was not yet measured; all others are within 6%
-        assert sorted(errors(eager, "device_error"))[-1 if found is rows else -2] < 0.06
+        # attention in fp32, which was not yet measured; all others are within 6.1%
+        assert sorted(errors(eager, "device_error"))[-1 if found is rows else -2] < 0.062
         assert median(errors([row for row in eager if row["bound"] != "host"], "step_error")) < 0.027
         assert median(errors([row for row in eager if row["bound"] == "host"], "step_error")) < 0.095
         inside = [row["within_interval"] == "true" for row in found if row["within_interval"]]
@@ -201,8 +201,11 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(compiled, "device_error")) < 0.07
     assert max(errors(compiled, "peak_error")) < 0.045
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
-    (experts,) = (row for row in rows if "moe" in row["name"])
-    assert abs(float(experts["step_error"])) < 0.23, "a loop that waits"
+    experts = [row for row in rows if "moe" in row["name"]]
+    assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
+    last = first[-48:]  # of these no mending has seen any
+    assert median(errors(last, "device_error")) < 0.0115
+    assert all(row["device_within"] == "true" for row in last)
 
 
 def test_attention_in_fp32_and_of_narrow_values_is_as_far_off_as_the_guide_says() -> None:
