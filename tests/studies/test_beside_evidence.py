@@ -173,7 +173,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
     unseen = [row for row in rows if row["name"] not in ("qwen3-next-d4", "falcon-7b-d3")]
     assert median(errors(rows, "device_error")) < 0.015
     assert max(errors(rows, "device_error")) < 0.062, "Falcon's attention by parts"
-    assert max(errors(rows, "step_error")) < 0.095, "the host of Qwen3-Next's loops"
+    assert max(errors(rows, "step_error")) < 0.12, "the host of Qwen3-Next's loops, 9% before their views were counted"
     assert max(errors(unseen, "step_error")) < 0.06
     assert max(errors(unseen, "peak_error")) < 0.0015
 
@@ -202,7 +202,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(compiled, "peak_error")) < 0.045
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
     experts = [row for row in rows if "moe" in row["name"]]
-    assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
+    assert max(errors(experts, "step_error")) < 0.15, "a loop that waits, 21% before its views were counted"
     last = first[-48:]  # of these no mending has seen any
     assert median(errors(last, "device_error")) < 0.0115
     assert all(row["device_within"] == "true" for row in last)
