@@ -26,6 +26,7 @@ from flopcast.microbench.recipe.quantised import replace_layers
 
 BLOCK, STATE_BLOCK = 64, 256
 LEAST_NUMEL = 4096  # of parameters whose states are of 8 bits
+CODE = "code_of_8_bits"  # the name of the one buffer that all layers share
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 0.01
 
 _UPDATE = (
@@ -149,9 +150,20 @@ def four_bit_base(model: torch.nn.Module) -> None:
     """Replaces the linear layers of a model, but its output layer, by such of 4 bits; the rest is frozen. Raises
     UsageError as `replace_layers`."""
     code = next(model.parameters()).new_empty(256, dtype=torch.float32)
-    model.register_buffer("code_of_8_bits", code)
+    model.register_buffer(CODE, code)
     replace_layers(model, lambda _path, layer: FourBitLinear(layer, code), "finetune qlora", "finetune lora")
     model.requires_grad_(False)
+
+
+def kept_beside_weights(model: torch.nn.Module) -> list[str]:
+    """The names of a model's buffers in which layers of 4 bits keep their scales here. The library keeps them beside
+    the weight, where neither a module nor DistributedDataParallel, which sends buffers around, knows of them."""
+    layers = {path for path, module in model.named_modules() if isinstance(module, FourBitLinear)}
+    return [
+        name
+        for name, _ in model.named_buffers()
+        if name.rpartition(".")[0] in layers or name.rpartition(".")[2] == CODE
+    ]
 
 
 @contextmanager

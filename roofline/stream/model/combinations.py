@@ -170,10 +170,10 @@ def _check_parallel(recipe: Recipe) -> None:
             recipe, ("finetune", "base_dtype"),
             f"{told}: modelled with ddp, zero1, zero2, fsdp and hsdp alone; leave one of the two out",
         )  # fmt: skip
-    if recipe.finetune == "qlora":
+    if recipe.finetune == "qlora" and layout.kind != "ddp":
         raise UsageError(
-            f"finetune 'qlora' {told}: what ranks do with bitsandbytes' 4-bit weights is not modelled yet; use lora, "
-            "or one GPU"
+            f"finetune 'qlora' {told}: what divided ranks do with bitsandbytes' 4-bit weights is not modelled yet; use "
+            "ddp=N, or lora"
         )
 
 

@@ -55,7 +55,10 @@ def print_ranking(found: Ranking, work: Workload) -> None:
         say(f"- {_leaders(found)}")
     if len(found.too_large) > SHOWN_LARGE:
         say(f"- {len(found.too_large) - SHOWN_LARGE} more need more memory than a GPU has")
-    reasons = Counter(short_reason(one.reason) for one in found.refused)
+    # what several layouts are left out for alike stands once
+    reasons = Counter(
+        short_reason(one.reason.replace(f" with parallel {one.run.parallel}", "", 1)) for one in found.refused
+    )
     for reason, count in reasons.most_common(SHOWN_LARGE):
         say(f"- left out {count}: {reason}", highlight=False)
     if len(reasons) > SHOWN_LARGE:

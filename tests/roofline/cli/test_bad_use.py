@@ -280,7 +280,8 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         ("finetune lora", "tp=2", "fsdp"),
     ),
     "4 bits on several GPUs": (
-        f"predict --gpu {H200} --width 512 --depth 2 --finetune qlora --parallel ddp=2", ("'qlora'", "ddp=2", "lora"),
+        f"predict --gpu {H200} --width 512 --depth 2 --finetune qlora --parallel fsdp=2",
+        ("'qlora'", "fsdp=2", "ddp=N"),
     ),
     "cost into a file": (f"cost --gpus {H200} --widths 512 --out plain/new", ("plain/new", "cannot be written")),
     # CSV

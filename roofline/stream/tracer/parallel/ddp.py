@@ -6,6 +6,8 @@ The reducer is torch's own, in C++. Three things that it does need values, or re
 - an all-reduce must return its result, which the fake backend's does not: the process group it is given does;
 - it lays out its buckets anew after the first step, with tables of numbers that it reads: those stay real.
 
+What stands in for bitsandbytes keeps in buffers what the library does not, which are not sent around.
+
 What it makes on "cpu" lies where the parameters do, on the device that they answer, and not in host memory.
 """
 
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flopcast.microbench.recipe.bitsandbytes_calls import kept_beside_weights
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 
 _NUMBERS = (torch.int32, torch.int64)
@@ -93,8 +96,9 @@ def fake_reducers() -> Iterator[None]:
         with torch._C.DisableTorchFunction():
             return _Reducer(made(parameters, buckets, sizes, answering, *rest, **named), answering)
 
-    def start(self: Any, *args: Any, **named: Any) -> None:
-        init(self, *args, **{**named, "init_sync": False})
+    def start(self: Any, module: Any, *args: Any, **named: Any) -> None:
+        module._ddp_params_and_buffers_to_ignore = kept_beside_weights(module)
+        init(self, module, *args, **{**named, "init_sync": False})
 
     with (
         replaced(dist, "Reducer", reducer),

@@ -51,10 +51,11 @@ def calls(stream: Stream) -> list[tuple[Any, ...]]:
         ("hsdp=2x2", {"clip": 1.0}), ("tp=2", {}), ("tp=2,fsdp=2", {}), ("cp=2,fsdp=2", {"accumulate": 2}),
         ("zero1=2", {"clip": 1.0}), ("fsdp=2", {"finetune": "last=2"}), ("ddp=2", {"optimizer": "muon"}),
         ("fsdp=2", {"finetune": "lora", "clip": 1.0}), ("ddp=2", {"finetune": "lora"}),
+        ("ddp=2", {"finetune": "qlora"}),
     ],
 )  # fmt: skip  # and in test_trace_rank.py fsdp and ddp
 def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str, options: dict[str, Any]) -> None:
-    if options.get("finetune") == "lora":
+    if options.get("finetune") in ("lora", "qlora"):
         pytest.importorskip("peft")
     traced, deep = asked(layout, **options), with_depth(CONFIG, FOLDED_PARALLEL + 1)
     stream, whole = get_stream(deep, traced), trace_now(deep, traced)
@@ -103,6 +104,14 @@ def in_order(stream: Stream) -> list[list[int]]:
         freed = sorted(op.freed, key=lambda storage: numbers.get(storage, 0))
         found.append([numbers.setdefault(storage, len(numbers)) for storage in (*used, *freed)])
     return found
+
+
+def test_ranks_send_of_qlora_what_they_send_of_lora() -> None:
+    """The gradients of adapters, and the one buffer of the model: no scales of 4-bit weights."""
+    pytest.importorskip("peft")
+    lora, qlora = (get_stream(with_depth(CONFIG, 2), asked("ddp=2", finetune=way)) for way in ("lora", "qlora"))
+    sent = [[(one.kind, one.bytes, one.dtype) for one in collectives(stream)] for stream in (lora, qlora)]
+    assert sent[0] == sent[1]
 
 
 def test_a_pipeline_is_all_its_stages() -> None:
