@@ -170,7 +170,7 @@ def test_only_what_clips_by_itself_leaves_the_step_nothing_to_clip() -> None:
         {"precision": "bf16"},
         {"base_dtype": "bf16"},
         {"base_dtype": "bf16", "finetune": "last=2"},
-        {"parallel": "ddp=2"},
+        {"parallel": "fsdp=2"},
     ],
     ids=str,
 )
