@@ -58,10 +58,9 @@ def is_seen(row: StepComparison) -> bool:
     differ beyond those that are traced was found in Qwen3-Next's step, that attention of fewer heads of keys takes no
     fused kernel in Falcon's, that a copy from host memory is waited for in BLOOM's, that dividing by one of the
     device's numbers is not dividing by one of Python's in Gemma-2's, that values may be narrower than queries in
-    DeepSeek-V3's. Of steps that a seed drew: that experts in fp32 are launched in a loop that waits, and that its views
-    cost the host too, was found in two of Qwen3-MoE's, that compiled checkpointing runs attention inside another
-    operator in two others, that attention in fp32 is another kernel in a step in tf32, and that a mask does not slow
-    that one in a compiled one."""
+    DeepSeek-V3's. Of steps that a seed drew: that experts in fp32 are launched in a loop that waits was found in
+    Qwen3-MoE's, that compiled checkpointing runs attention inside another operator in two others, that attention in
+    fp32 is another kernel in a step in tf32, and that a mask does not slow that one in a compiled one."""
     plan = row.plan
     if plan.group == "random":
         in_fp32 = plan.precision == "tf32" and (plan.batch, plan.seq) in ((11, 896), (12, 640))

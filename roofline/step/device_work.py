@@ -67,9 +67,6 @@ FURTHER_GRAPH = {"compile": (0.26, 0.16), "compile-graphs": (0.30, 0.18)}
 # and the wait for the numbers of rows. From tiny mixtures of experts of `studies.calls.breaks`, the mean of both modes,
 # whose processes lie far apart: 23 to 63 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
 GROUP_BY_GROUP = (28.0, 5.0)
-# Views that torch makes of a group's rows, weights and result: two slices and two selections in each product of a step
-# of Qwen3-MoE that was recorded on an H200, forward and backward (`python -m studies.experts.loops`).
-GROUP_VIEWS = 4
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
 # that is saved for the backward passes hooks in Python, and the state of random numbers is kept. From tiny models with
@@ -270,7 +267,7 @@ def device_work(
             host_seconds += host.step_fixed if i == 0 else 0.0
         if i in waits or (is_first and phase in fixed_first):
             host_seconds += getattr(host, phase).get("fixed", 0.0) * pace
-        looped = max(looped_groups(stream, work) - 1, 0) * host.bare_call(GROUP_VIEWS)
+        looped = max(looped_groups(stream, work) - 1, 0) * host.bare_call()
         if work is None or found is None:
             one = TimedOp(phase, op.kind, host_seconds)
         else:
@@ -296,8 +293,8 @@ def device_work(
 
 def looped_groups(stream: Stream, work: Work | None) -> int:
     """Returns how many groups of a grouped product torch runs one by one, in a loop for which the host waits for their
-    numbers of rows (GroupedMMUtils.h); 0 where one kernel runs all. Each group costs the host a product and GROUP_VIEWS
-    views, which C++ makes and which are taken to cost what bare calls from Python do."""
+    numbers of rows (GroupedMMUtils.h); 0 where one kernel runs all. A group's product and the three views of its
+    operands, which C++ makes, are taken to cost the host what a bare call from Python does."""
     if work is None or stream.meta.get("graphs") or not is_group_by_group(work.variant):
         return 0
     return even_groups(work).groups

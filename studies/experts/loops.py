@@ -3,8 +3,8 @@
     python -m studies.experts.loops OUT            writes OUT/loops.json
 
 A step of four layers of Qwen3-MoE, 6 x 256 under autocast and 6 x 320 in fp32, is profiled with its calls on the host.
-Of each grouped product loops.json has the phase, the calls below it by name, and the kernels that were launched. The
-counts of `device_work.looped_groups` are these; its seconds are not, since a profiler slows the host down.
+Of each grouped product loops.json has the thread, which tells its phase, the calls within it by name, and the kernels
+that were launched; no seconds, since a profiler slows the host down.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ def main() -> None:
         judging = tiny_calls(host, "fsdp={n}")
         each_collective = (judging["forward"] + judging["backward"]) / 3
         print(f"judging FSDP, {host.said}: {each_collective:.1f} calls a collective")
-    told_otherwise(phases.HOSTS[-1])
+    for host in (host for host in phases.HOSTS if ran(host, "fsdp={n}+lora")):
+        told_otherwise(host)
     for host in (host for host in phases.HOSTS if host.judges and ran(host, "tp={n}")):
         judging = tiny_calls(host, "tp={n}")
         each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}

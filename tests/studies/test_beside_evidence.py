@@ -173,7 +173,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
     unseen = [row for row in rows if row["name"] not in ("qwen3-next-d4", "falcon-7b-d3")]
     assert median(errors(rows, "device_error")) < 0.015
     assert max(errors(rows, "device_error")) < 0.062, "Falcon's attention by parts"
-    assert max(errors(rows, "step_error")) < 0.12, "the host of Qwen3-Next's loops, 9% before their views were counted"
+    assert max(errors(rows, "step_error")) < 0.095, "the host of Qwen3-Next's loops"
     assert max(errors(unseen, "step_error")) < 0.06
     assert max(errors(unseen, "peak_error")) < 0.0015
 
@@ -187,8 +187,9 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert median(errors(eager, "device_error")) < 0.0115
         assert median(errors(eager, "peak_error")) < 0.0025
         assert max(errors(eager, "peak_error")) < 0.04
-        # attention in fp32, which was not yet measured; all others are within 6.1%
-        assert sorted(errors(eager, "device_error"))[-1 if found is rows else -2] < 0.062
+        # attention in fp32, which was not yet measured; all others of the first two seeds are within 6%
+        assert sorted(errors(eager[:48], "device_error"))[-1 if found is rows else -2] < 0.06
+        assert max(errors(eager[48:], "device_error")) < 0.062
         assert median(errors([row for row in eager if row["bound"] != "host"], "step_error")) < 0.027
         assert median(errors([row for row in eager if row["bound"] == "host"], "step_error")) < 0.095
         inside = [row["within_interval"] == "true" for row in found if row["within_interval"]]
@@ -202,7 +203,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(compiled, "peak_error")) < 0.045
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
     experts = [row for row in rows if "moe" in row["name"]]
-    assert max(errors(experts, "step_error")) < 0.15, "a loop that waits, 21% before its views were counted"
+    assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
     last = first[-48:]  # of these no mending has seen any
     assert median(errors(last, "device_error")) < 0.0115
     assert all(row["device_within"] == "true" for row in last)
