@@ -172,6 +172,7 @@ def test_layouts_are_ranked(flopcast: Flopcast) -> None:
     assert "left out 1: tp=2 does not divide" in done.out
     found = flopcast("predict", *step, "--num-gpus", "2", "--clip", "1", "--json").document
     assert {one["parallel"] for one in found["fitting"]} == {"ddp=2", "zero1=2", "zero2=2", "fsdp=2", "cp=2"}
+    assert found["refused"]
     assert all("clip 1.0 with parallel" in one["reason"] for one in found["refused"])
     for options, said in (((), "give --num-gpus"), (("--num-gpus", "2", "--gpus", "H200,L4"), "--parallel auto")):
         assert said in flopcast("predict", *step, *options).err
