@@ -169,7 +169,7 @@ def small_steps() -> dict[str, list[float]]:
     return {name: [sum(calls for calls, _ in some), sum(count for _, count in some)] for name, some in found.items()}
 
 
-def told_otherwise(host: phases.Host) -> None:
+def print_adapters_and_muon(host: phases.Host) -> None:
     """Says what tiny models with adapters and by Muon cost on a host."""
     with_adapters = tiny_calls(host, "fsdp={n}+lora")
     each = (with_adapters["forward"] + with_adapters["backward"]) / 3
@@ -192,7 +192,7 @@ def main() -> None:
         each_collective = (judging["forward"] + judging["backward"]) / 3
         print(f"judging FSDP, {host.said}: {each_collective:.1f} calls a collective")
     for host in (host for host in phases.HOSTS if ran(host, "fsdp={n}+lora")):
-        told_otherwise(host)
+        print_adapters_and_muon(host)
     for host in (host for host in phases.HOSTS if host.judges and ran(host, "tp={n}")):
         judging = tiny_calls(host, "tp={n}")
         each = {phase: judging[phase] / places_of_layer("tp={n}", phase) for phase in PHASES[:2]}

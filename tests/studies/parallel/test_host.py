@@ -9,7 +9,7 @@ import pytest
 from flopcast.roofline.gpu.profile.host import CALL_OVER_FORWARD
 from flopcast.roofline.step.communication import CALLS_SIGMA, DIVIDED_CALLS, RING_CALLS, SHARDED_CALLS
 from studies.parallel import phases
-from studies.parallel.host import RING, hosts_of, processes, ring_calls, tiny_calls, told_otherwise
+from studies.parallel.host import RING, hosts_of, print_adapters_and_muon, processes, ring_calls, tiny_calls
 
 
 @pytest.mark.parametrize(("host", "count"), [*zip(phases.HOSTS, (8, 2, 4, 2, 4), strict=True)])
@@ -45,7 +45,7 @@ def test_adapters_and_muon_cost_what_is_forecast(capsys: pytest.CaptureFixture[s
     `CALL_OVER_FORWARD` says."""
     pytest.importorskip("peft")
     host = phases.HOSTS[-1]
-    told_otherwise(host)
+    print_adapters_and_muon(host)
     assert f"a call of Muon's: {CALL_OVER_FORWARD}" in capsys.readouterr().out
     plain, adapted = (sum(tiny_calls(host, f"fsdp={{n}}{more}").values()) for more in ("", "+lora"))
     assert plain < adapted < 1.3 * plain
