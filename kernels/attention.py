@@ -15,8 +15,10 @@ The benchmarks' interface:
     out = prepare(shape, "sdpa-flash", operands_)()         # o, or (dq, dk, dv)
     error, tolerance = check(out, reference(operands_, shape), operands_, shape)
 
-On Hopper, in bf16, the Triton backend is four kernels in Gluon (`triton_attention_hopper*`), elsewhere and for
-other operands, windows and documents plain Triton (`triton_attention`); `attention_config` says with which tiles.
+On Hopper, in bf16, the Triton backend is kernels in Gluon (`triton_attention_hopper*`), elsewhere and for
+other operands, windows and documents plain Triton (`triton_attention`); `attention_config` says with which tiles. Long
+causal backwards at head_dim 128 add dQ up in an order that differs from run to run, unless
+`torch.use_deterministic_algorithms(True)`.
 
 The torch backends call the ATen operator that `scaled_dot_product_attention` and its autograd formula call in
 a training step (log-sum-exp on, no dropout; enable_gqa: flash and cuDNN take fewer key-value heads as they
@@ -102,8 +104,9 @@ def _hopper() -> str:
 
 @lru_cache(maxsize=1024)
 def _chosen(
-    device: torch.device, dtype: torch.dtype, q: tuple[int, ...], kv_heads: int, causal: bool, by_hopper: bool
-) -> AttentionConfig:
+    device: torch.device, dtype: torch.dtype, q: tuple[int, ...], kv_heads: int, causal: bool, by_hopper: bool,
+    deterministic: bool,
+) -> AttentionConfig:  # fmt: skip
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_gpu else (9, 0)
     name = "fp32" if dtype == torch.float32 else "bf16"
@@ -112,14 +115,18 @@ def _chosen(
     suited = on_gpu and by_hopper and capability == (9, 0) and dtype == torch.bfloat16
     triton = _hopper() if suited else ""
     device_name = torch.cuda.get_device_name(device) if on_gpu else ""
-    return config_for(shape, capability, tma=bool(triton), device=device_name, triton=triton)
+    return config_for(
+        shape, capability, tma=bool(triton), device=device_name, triton=triton, deterministic=deterministic
+    )
 
 
 def _config_of(
-    q: Tensor, k: Tensor, causal: bool, scale: float, banded: bool, config: AttentionConfig | None
-) -> AttentionConfig:
+    q: Tensor, k: Tensor, causal: bool, scale: float, banded: bool, config: AttentionConfig | None,
+    deterministic: bool = False,
+) -> AttentionConfig:  # fmt: skip
     """The Hopper kernels take the maximum of unscaled scores, right for a positive scale only, and have no bands."""
-    return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, scale > 0 and not banded)
+    by_hopper = scale > 0 and not banded
+    return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, by_hopper, deterministic)
 
 
 def _band(q: Tensor, causal: bool, window: int, documents: Tensor | None) -> tuple[int, Tensor | None]:
@@ -183,15 +190,16 @@ def forward(
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool = True, scale: float | None = None, window: int = 0, documents: Tensor | None = None,
-    *, config: AttentionConfig | None = None,
+    deterministic: bool = False, *, config: AttentionConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`."""
+    """Triton backward: (dq, dk, dv). `deterministic`: bit-identical from run to run; otherwise the last bits of dq may
+    differ, as of torch's own backends. Errors as `forward`."""
     module = _triton_module(q, k, v)
     dq, dk, dv = _output_like(q), _output_like(k), _output_like(v)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     window, documents = _band(q, causal, window, documents)
     banded = window > 0 or documents is not None
-    config = _config_of(q, k, causal, scale, banded, config)
+    config = _config_of(q, k, causal, scale, banded, config, deterministic)
     do, q, k, v, o = map(_rows_in_place, (do, q, k, v, o))
     if config.dkdv.kind == "hopper":
         from flopcast.kernels import triton_attention_launch
@@ -215,9 +223,9 @@ def attention_forward_op(
 @operator("flopcast::triton_attention_backward")
 def attention_backward_op(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
-    window: int, documents: Tensor | None,
+    window: int, documents: Tensor | None, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return backward(do, q, k, v, o, lse, causal, scale, window, documents)
+    return backward(do, q, k, v, o, lse, causal, scale, window, documents, deterministic)
 
 
 @attention_forward_op.register_fake
@@ -230,7 +238,7 @@ def _(
 @attention_backward_op.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
-    window: int, documents: Tensor | None,
+    window: int, documents: Tensor | None, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _output_like(q), _output_like(k), _output_like(v)
 
@@ -247,7 +255,8 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor
     if do is None:
         return (None,) * 7
     *saved, documents = ctx.saved_tensors
-    gradients = attention_backward_op(do, *saved, ctx.causal, ctx.scale, ctx.window, documents)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    gradients = attention_backward_op(do, *saved, ctx.causal, ctx.scale, ctx.window, documents, deterministic)
     return (*gradients, None, None, None, None)
 
 

@@ -24,9 +24,13 @@ FOLDER = Path(__file__).parent / "data"
 KERNELS = ("forward", "dkdv", "dq")
 HEAD_DIMS = (16, 32, 64, 128)  # 64 and 128 are tuned
 
+# From this length on a causal backward at head_dim 128 takes one pass. On an H200 that is the faster way from 2,048
+# tokens on, by up to 15%, and at 1,024 the slower one where heads share keys; lengths between were not timed.
+ONE_PASS_FROM = 1449
+
 _KEY = re.compile(
     r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?"
-    r"(/skip)?(/delta)?"
+    r"(/skip)?(/delta)?(/onepass)?"
 )
 
 
@@ -41,6 +45,8 @@ class Tile:
     persistent: there are as many programs as the part has multiprocessors.
     skip: of dK and dV with block_m 64, one warpgroup leaves out the block of queries none of which sees its keys.
     delta: the kernel of dQ makes delta and the base-2 lse, also for that of dK and dV, instead of a third kernel.
+    onepass: of dK and dV (block_m 64, num_stages 2): their kernel makes dQ on its way, by additions whose order differs
+    from run to run, and none of dQ runs.
     l2_mib: MiB of L2 that the heads processed at a time may fill with what their tiles share; 0: all heads at once.
     """
 
@@ -55,12 +61,14 @@ class Tile:
     l2_mib: int = 0
     skip: bool = False
     delta: bool = False
+    onepass: bool = False
 
     @property
     def key(self) -> str:
         """E.g. hopper/128x128/w4s2/pack/pingpong/l2-16."""
         flags = ("/pack" * self.pack) + ("/pingpong" * self.pingpong) + ("/single" * (not self.persistent))
         flags += (f"/l2-{self.l2_mib}" if self.l2_mib else "") + "/skip" * self.skip + "/delta" * self.delta
+        flags += "/onepass" * self.onepass
         return f"{self.kind}/{self.block_m}x{self.block_n}/w{self.num_warps}s{self.num_stages}{flags}"
 
 
@@ -69,10 +77,11 @@ def from_key(key: str) -> Tile:
     match = _KEY.fullmatch(key)
     if match is None:
         raise ValueError(f"no attention tile: {key!r}; e.g. hopper/128x128/w4s2/pack")
-    kind, m, n, warps, stages, pack, pingpong, single, l2, skip, delta = match.groups()
+    kind, m, n, warps, stages, pack, pingpong, single, l2, skip, delta, onepass = match.groups()
     return Tile(
         int(m), int(n), int(warps), int(stages), kind, pack=pack is not None, pingpong=pingpong is not None,
         persistent=single is None, l2_mib=int(l2 or 0), skip=skip is not None, delta=delta is not None,
+        onepass=onepass is not None,
     )  # fmt: skip
 
 
@@ -85,19 +94,24 @@ class AttentionConfig:
     dq: Tile
 
 
-def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False) -> AttentionConfig:
+def rule(
+    shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, deterministic: bool = False
+) -> AttentionConfig:
     """Tiles by part, dtype and head_dim; checked for spills and shared memory by offline compilation.
 
-    tma: part, Triton and operands allow the Hopper kernels.
+    tma: part, Triton and operands allow the Hopper kernels. deterministic: every bit is to be the same in every run.
     """
     if DTYPE_BYTES[shape.dtype] == 4:  # exact fp32, for tests: ordinary units, small tiles
         small = Tile(32, 32, 4, 1)
         return AttentionConfig(small, small, small)
     if tma and capability[0] == 9 and shape.head_dim in (64, 128):
         wide = shape.head_dim == 128
+        dkdv = Tile(64, 128, 4, 3, "hopper", skip=shape.causal) if wide else Tile(128, 128, 4, 2, "hopper")
+        if wide and shape.causal and shape.seq >= ONE_PASS_FROM and not deterministic:
+            dkdv = Tile(64, 128, 4, 2, "hopper", l2_mib=32, onepass=True)
         return AttentionConfig(
             Tile(128, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
-            Tile(64, 128, 4, 3, "hopper", skip=shape.causal) if wide else Tile(128, 128, 4, 2, "hopper"),
+            dkdv,
             Tile(128, 128, 4, 2, "hopper", delta=wide and shape.causal),
         )
     if capability[0] == 9:
@@ -173,18 +187,19 @@ def find(device: str, triton: str) -> Table | None:
 
 
 def config_for(
-    shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = "", triton: str = ""
-) -> AttentionConfig:
+    shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = "", triton: str = "",
+    deterministic: bool = False,
+) -> AttentionConfig:  # fmt: skip
     """The tiles of a call, from the device's table or, for what is not in it, from `rule`.
 
-    tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else.
+    tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else. deterministic: as of `rule`.
     """
     table = find(device, triton) if tma and DTYPE_BYTES[shape.dtype] == 2 else None
-    config = rule(shape, capability, tma=tma)
+    config = rule(shape, capability, tma=tma, deterministic=deterministic)
     if table is not None:
         for kernel in KERNELS:
             tile = table.tile(kernel, shape)
-            if tile is not None:
+            if tile is not None and not (tile.onepass and deterministic):
                 config = replace(config, **{kernel: tile})
     forward = config.forward
     if forward.pack and shape.heads // shape.kv_heads % 2:

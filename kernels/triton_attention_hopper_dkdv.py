@@ -43,11 +43,11 @@ KEYS = gl.constexpr(128)  # of a tile, 64 for each warpgroup
 
 @triton.jit
 def prepare_kernel(
-    o_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr,
+    o_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, sums_ptr,
     stride_ob, stride_oh, stride_os, stride_dob, stride_doh, stride_dos,
     heads, seq, padded, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """lse2 and delta, fp32 [batch * heads, padded]."""
+    """lse2 and delta, fp32 [batch * heads, padded]; clears sums, fp32 [batch * heads, padded, D], unless it is None."""
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // heads, row % heads
@@ -64,6 +64,9 @@ def prepare_kernel(
     written = rows < padded
     tl.store(lse2_ptr + row * padded + rows, lse * 1.4426950408889634, mask=written)
     tl.store(delta_ptr + row * padded + rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=written)
+    if sums_ptr is not None:
+        zeros = tl.zeros([BLOCK_M, D], tl.float32)
+        tl.store(sums_ptr + (row * padded + rows.to(tl.int64)[:, None]) * D + columns, zeros, mask=written[:, None])
 
 
 @gluon.jit

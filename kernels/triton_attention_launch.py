@@ -10,6 +10,7 @@ strides, if rows start at multiples of 16 bytes. Rows past seq read as zero and 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -21,13 +22,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
+from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
 from flopcast.kernels.attention_config import AttentionConfig, Tile
-from flopcast.kernels.launching import launch
+from flopcast.kernels.attention_schedule import KEYS, dealt
+from flopcast.kernels.attention_schedule import section_of as even_section
+from flopcast.kernels.launching import asked_each_time, launch
 from flopcast.kernels.sizes import cdiv
 
 VERSION: str = triton.__version__
 LOG2_E = 1.4426950408889634
 MATRIX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+SUMS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
 VECTOR = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 REGISTERS = 168  # per thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
 
@@ -100,14 +105,14 @@ def _rows_of_tiles(o: Tensor) -> tuple[Tensor, Tensor]:
     return lse2, delta
 
 
-def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """(lse in base 2, delta) in such rows."""
+def _prepare(o: Tensor, do: Tensor, lse: Tensor, sums: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(lse in base 2, delta) in such rows; clears `sums`, fp32 of as many rows of head_dim."""
     batch, heads, seq, dim = o.shape
     lse2, delta = _rows_of_tiles(o)
     padded, block = lse2.shape[1], 64
     launch(
         hopper_dkdv.prepare_kernel, (batch * heads, padded // block),
-        o, do, lse, lse2, delta, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
+        o, do, lse, lse2, delta, sums, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
         D=dim, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
     return lse2, delta
@@ -120,6 +125,9 @@ def launch_backward(
     """Writes dq, dk and dv."""
     do, q, k, v = map(_readable, (do, q, k, v))
     with torch.cuda.device_of(q):
+        if config.dkdv.onepass:
+            _launch_onepass(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config.dkdv)
+            return
         if config.dq.delta:
             lse2, delta = _rows_of_tiles(o)
             _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq, _readable(o), lse)
@@ -165,4 +173,45 @@ def _launch_dq(
         heads, group, seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E, section,
         CAUSAL=causal, SECTIONS=tile.l2_mib > 0, DELTA=o is not None, BLOCK_N=tile.block_n, STAGES=tile.num_stages,
         num_warps=tile.num_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+
+
+_SCHEDULES: dict[tuple[object, ...], Tensor] = {}  # kept: a CUDA graph may hold their addresses
+
+
+@asked_each_time
+def _schedule(pairs: int, blocks: int, causal: bool, section: int, programs: int, device: torch.device) -> Tensor:
+    """`attention_schedule.dealt` as the kernel reads it: int32, at i where the tiles of program i begin, then all."""
+    key = pairs, blocks, causal, section, programs, device
+    if key not in _SCHEDULES:
+        tiles = dealt(pairs, blocks, causal, section, programs)
+        begins = accumulate(map(len, tiles), initial=programs + 1)
+        _SCHEDULES[key] = torch.tensor([*begins, *chain(*tiles)], dtype=torch.int32).to(device)
+    return _SCHEDULES[key]
+
+
+def _launch_onepass(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, tile: Tile,
+) -> None:  # fmt: skip
+    batch, heads, seq, dim = q.shape
+    kv_heads, padded = k.shape[1], cdiv(seq, KEYS) * KEYS
+    pairs, blocks = batch * kv_heads, cdiv(seq, KEYS)
+    programs = min(pairs * blocks, _multiprocessors(q.device))
+    section = even_section(pairs, seq, dim, tile.l2_mib << 20)
+    sums = torch.empty((batch * heads * padded, dim), dtype=torch.float32, device=q.device)
+    lse2, delta = _prepare(o, do, lse, sums)
+    launch(
+        hopper_onepass.backward_kernel, (programs,),
+        *(_matrix(x, tile.block_m) for x in (q, do)), *(_matrix(x, KEYS) for x in (k, v, dk, dv)),
+        *(_vector(x, tile.block_m) for x in (lse2, delta)),
+        TensorDescriptor(sums, list(sums.shape), [dim, 1], [tile.block_m, dim], SUMS),
+        _schedule(pairs, blocks, causal, section, programs, q.device),
+        kv_heads, heads // kv_heads, seq, padded, scale, scale * LOG2_E,
+        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+    block = 64
+    launch(
+        hopper_onepass.scale_kernel, (batch * heads, padded // block),
+        sums, dq, *dq.stride()[:3], heads, seq, padded, scale, D=dim, BLOCK_M=block, num_warps=4,
     )  # fmt: skip

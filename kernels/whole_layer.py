@@ -145,8 +145,9 @@ class _Layer(torch.autograd.Function):
         d_o = torch.mm(d_attended, o_by).view(*shape[:2], -1, sizes.head_dim).transpose(1, 2)
         of_o = gradient_in_fp32(d_attended, o.transpose(1, 2).reshape(-1, n_q))
         dq_out, dk_out, dv = attention_backward_op(
-            d_o, q_out, k_out, v, o, lse, True, sizes.scale, sizes.window, documents
-        )
+            d_o, q_out, k_out, v, o, lse, True, sizes.scale, sizes.window, documents,
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
         dq_out, dk_out, dv = (one.transpose(1, 2) for one in (dq_out, dk_out, dv))
         of_qk_norms: tuple[Tensor, ...] = ()
         if sizes.qk_norm:

@@ -20,33 +20,38 @@ from pathlib import Path
 from typing import Any, cast
 
 from flopcast.kernels import shapes
+from flopcast.kernels.attention_config import ONE_PASS_FROM
 from flopcast.microbench.records import kernel_code
 from flopcast.microbench.records.rows import OperationRow, Row
 
 BACKEND = "triton"
 
+TWO_KERNELS = "8583686fc507"  # attention, until causal backwards of head size 128 took one pass from ONE_PASS_FROM on
+
 # Old fingerprints -> present ones, for rows measured earlier with kernels that have not changed since.
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "8583686fc507",  # attention
+    "dcd8d4b1357f": "3d7e077d0c7f",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
+    # while long causal backwards of head size 128 took two kernels: shorter ones still do (`_is_of_others`)
+    TWO_KERNELS: "3d7e077d0c7f",  # attention
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "8583686fc507",  # attention
+    "f5eb006da9ef": "3d7e077d0c7f",  # attention
     # while causal backwards of head size 128 took these variants up to 8,192 tokens
-    "c09710e7ac44": "8583686fc507",  # attention
+    "c09710e7ac44": "3d7e077d0c7f",  # attention
     # before they took them: all other calls run what they ran (`_is_of_others`)
-    "41b8e46e5419": "8583686fc507",  # attention
+    "41b8e46e5419": "3d7e077d0c7f",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "8583686fc507",  # attention
+    "c8d6bcc5bb8e": "3d7e077d0c7f",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -55,7 +60,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "8583686fc507",  # attention
+    "4c18c49a55d7": "3d7e077d0c7f",  # attention
     # while the interpreter was given kernels in Gluon
     "fadfce9a43cb": "39f9d32326f9",  # gemm
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
@@ -111,18 +116,22 @@ def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
 def kernels_in(row: Row) -> str | None:
     """The fingerprint in a row, in today's form; None where the row has none."""
     told = cast(OperationRow, row).get("kernels_of")
-    if not told or (told in EARLIER and _is_of_others(row.get("shape") or {})):
+    if not told or (told in EARLIER and _is_of_others(told, row.get("shape") or {})):
         return told
     return EARLIER.get(told, told)
 
 
-def _is_of_others(shape: Mapping[str, Any]) -> bool:
-    """Whether all of EARLIER were of other kernels for this shape: causal backwards of head size 128, without windows
-    and documents, which run by the plain kernels."""
+def _is_of_others(told: str, shape: Mapping[str, Any]) -> bool:
+    """Whether a fingerprint of EARLIER is of other kernels for this shape: causal backwards of head size 128, without
+    windows and documents, which run by the plain kernels. Of the last of them only those that take one pass now."""
     if operation_of(shape) != "attention":
         return False
+    if shape.get("kind") == "call":
+        return True
     whole = shape.get("head_dim") == 128 and shape.get("direction") == "bwd" and shape.get("causal", True)
-    return shape.get("kind") == "call" or (whole and not shape.get("window") and shape.get("documents", 0) < 2)
+    least = ONE_PASS_FROM if told == TWO_KERNELS else 0
+    banded = shape.get("window") or shape.get("documents", 0) > 1
+    return whole and not banded and shape.get("seq", 0) >= least
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:

@@ -26,6 +26,7 @@ from flopcast.kernels import attention_config, triton_attention_launch
 from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
+from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
 from flopcast.kernels.matmul_configs import shared_memory_limit
 from flopcast.kernels.shapes import Attention
 
@@ -63,12 +64,20 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
             types["o_desc"] = half
         else:
             constants |= {"o_desc": None, "natural_ptr": None}
+    elif tile.onepass:
+        kernel = hopper_onepass.backward_kernel
+        types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "lse_desc": vector(m), "delta_desc": vector(m)}
+        types |= dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), matrix(n, dim))
+        types["sums_desc"] = f"tensordesc<fp32[{m}, {dim}],{triton_attention_launch.SUMS!r}>"
+        types["schedule_ptr"] = "*i32"
+        constants = {"CAUSAL": causal, "STAGES": tile.num_stages, "BLOCK_M": m}
     else:
         kernel = hopper_dkdv.dkdv_kernel
         types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": half, "v_desc": half}
         types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
         constants |= {"BLOCK_M": m, "SKIP": tile.skip}
-    types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {"scale": "fp32", "scale_log2": "fp32"}
+    types = {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | types
+    types |= {"scale": "fp32", "scale_log2": "fp32"}
     signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}
     attributes = {
         (i,): [["tt.divisibility", 16]] for i, x in enumerate(kernel.arg_names) if signature[x].startswith("*")

@@ -216,7 +216,10 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
     yield (
         "attention_backward",
         attention.attention_backward_op,
-        [(normal(*q.shape), q, k, v, normal(*q.shape), torch.ones(q.shape[:3]), *rest) for q, k, v, *rest in attended],
+        [
+            (normal(*q.shape), q, k, v, normal(*q.shape), torch.ones(q.shape[:3]), *rest, False)
+            for q, k, v, *rest in attended
+        ],
     )
     products = [
         (normal(128, 64), normal(128, 64), "nt", False), (normal(128, 64), normal(64, 128), "nn", False),
@@ -277,12 +280,17 @@ def by_descriptors() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
         (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125, 0, None),
         (*(normal(1, 256, n, 64).transpose(1, 2) for n in (4, 2, 2)), True, 0.125, 0, None),
     ]
+    backwards = [
+        (normal(*q.shape), q, k, v, normal(*q.shape), torch.ones(q.shape[:3]), *rest, False)
+        for q, k, v, *rest in attended
+    ]
     yield "attention by descriptors", attention.attention_forward_op, attended
-    yield (
-        "attention backward by descriptors",
-        attention.attention_backward_op,
-        [(normal(*q.shape), q, k, v, normal(*q.shape), torch.ones(q.shape[:3]), *rest) for q, k, v, *rest in attended],
-    )
+    yield "attention backward by descriptors", attention.attention_backward_op, backwards
+    one_pass = replace(tiles, dkdv=Tile(64, 128, 4, 2, kind="hopper", l2_mib=32, onepass=True))
+    attention._chosen = lambda *_: one_pass  # type: ignore[assignment]
+    q, k, v = (normal(2, 384, n, 64).transpose(1, 2) for n in (6, 3, 3))  # of a kind that no call above had
+    longer = [(normal(*q.shape), q, k, v, normal(*q.shape), torch.ones(q.shape[:3]), True, 0.125, 0, None, False)]
+    yield "attention backward in one pass", attention.attention_backward_op, longer
 
 
 def optimizer_steps(clip: float) -> list[Any]:

@@ -216,7 +216,7 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
     with FakeTensorMode():
         q, k, v = (torch.empty(2, 50, n, 64).transpose(1, 2) for n in (4, 2, 2))
         o, lse = A.attention_forward_op(q, k, v, True, 0.125, 0, None)
-        gradients = A.attention_backward_op(o, q, k, v, o, lse, True, 0.125, 0, None)
+        gradients = A.attention_backward_op(o, q, k, v, o, lse, True, 0.125, 0, None, False)
     assert o.shape == q.shape
     assert o.stride() == q.stride()
     assert lse.shape == q.shape[:3]

@@ -56,7 +56,7 @@ def test_on_a_gpu_replayed_calls_give_the_same_bits() -> None:
         (cross_entropy.cross_entropy_op, normal(512, 4096), target, -100, "mean"),
         (cross_entropy.cross_entropy_with_gradient_op, normal(512, 4096), target, -100, "mean"),
         (attention.attention_forward_op, q, k, v, True, 128**-0.5, 0, None),
-        (attention.attention_backward_op, torch.randn_like(q), q, k, v, o, lse, True, 128**-0.5, 0, None),
+        (attention.attention_backward_op, torch.randn_like(q), q, k, v, o, lse, True, 128**-0.5, 0, None, False),
     ]
     for m, n, k_ in ((128, 128, 4096), (640, 768, 256), (8192, 1024, 1024), (2048, 4096, 64), (136, 152, 72)):
         calls.append((matmul.matmul_op, normal(m, k_), normal(n, k_), "nt", False))

@@ -39,8 +39,8 @@ CHOSEN_POINTS = 12  # convolutions from which on one that cuDNN runs on another 
 OFF = {"gemm": 2.0, "conv": 3.0}
 HYPER_POINTS = 500  # most points that hyper-parameters are fitted to: each step costs points^3
 # Bounded parameters and their greatest value. GPUs boost above their datasheet's clock by a few percent.
-_BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15, "dq_efficiency": 1.15} | dict.fromkeys(
-    gemm.TILE_NAMES, 1.15
+_BOUNDED = {"quantised": 1.0, "absorbed": 1.0} | dict.fromkeys(
+    ("efficiency", "dq_efficiency", "onepass_efficiency", *gemm.TILE_NAMES), 1.15
 )
 _LINEAR = frozenset(["misaligned_result", "uneven", "partial"])
 # Residuals beyond this many log seconds, by kind of law, count linearly instead of by their square.

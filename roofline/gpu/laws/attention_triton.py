@@ -9,16 +9,21 @@ surface: a profile says what its kernels did.
     forward     128 query rows, or 64 of two heads of a group, over steps of keys: 2 products per step
     dK and dV   128 keys over steps of the queries of all heads of their group: 4 products
     dQ          128 query rows over steps of keys: 3 products
+
+Long causal backwards take one pass: the tiles of dK and dV make 5 products, dealt out by work
+(kernels/attention_schedule.py), and what they add to dQ is cleared before and rounded after.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
+from flopcast.kernels.attention_schedule import dealt, section_of
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws.law import Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
@@ -26,8 +31,10 @@ from flopcast.roofline.stream.lowering.variants import AttentionVariant
 
 ROWS = 128  # of a tile: queries, keys of dK and dV
 PRODUCTS = {"forward": 2.0, "dkdv": 4.0, "dq": 3.0}
+OF_ONE_PASS = 5.0
+CLEARED_AND_ROUNDED = 10.0  # bytes for each element of dQ: 4 cleared, 4 read and 2 written
 LENGTHS = tuple(2**power for power in range(6, 16))
-FIELDS = ("below", "step", "pack", "l2_mib")
+FIELDS = ("below", "step", "pack", "l2_mib", "onepass")
 NO_END = 1e9
 _MIB = 1 << 20
 FADE_FLOPS = 2.0**36  # 0.1 ms on a large part: above it the clock falls
@@ -65,7 +72,8 @@ def parameters(
     """The tiles as a surface keeps them: `FIELDS` per kernel and range of lengths; {} where other kernels run.
 
     `below`: end of the range of lengths, exclusive; `step`: keys or queries per step; `pack`: whether the forward
-    takes 64 rows of two heads where a group has an even number; `l2_mib`: the sections' size."""
+    takes 64 rows of two heads where a group has an even number; `l2_mib`: the sections' size; `onepass`: whether dK and
+    dV's kernel makes dQ."""
     from flopcast.kernels import attention_config  # at fit time alone
 
     found: dict[str, float] = {}
@@ -79,7 +87,7 @@ def parameters(
             if tile.kind != "hopper" or not tile.persistent:
                 return {}
             step = tile.block_m if kernel == "dkdv" else tile.block_n
-            entry: tuple[float, ...] = (float(step), float(tile.pack), float(tile.l2_mib))
+            entry: tuple[float, ...] = (float(step), float(tile.pack), float(tile.l2_mib), float(tile.onepass))
             if entry != last:
                 # the nearest length in log2 decides: halfway between two
                 entries.append((seq / 2**0.5, entry))
@@ -96,17 +104,34 @@ def log_seconds(variant: AttentionVariant, params: Params, sizes: Sizes, bytes_:
     its results), and before dK and dV runs a kernel that only reads: the dot product of each row of the output with its
     gradient."""
     matrix = np.zeros(len(bytes_))
+    one_pass = in_one_pass(variant, params, sizes)
     for kernel in kernels_of(variant.direction):
         work, tiles, _ = loads(kernel, variant, params, sizes)
         own = "dq_" if kernel == "dq" else ""
-        rate = params["peak"] / params["sm_count"] * params[f"{own}efficiency"]
-        matrix = matrix + 2.0 * PRODUCTS[kernel] * variant.head_dim * work / rate + tiles * params[f"{own}prologue"]
+        seconds = _of_tiles(params, own, PRODUCTS[kernel] * variant.head_dim, work, tiles)
+        if one_pass.any():
+            once = _of_tiles(params, "onepass_", OF_ONE_PASS * variant.head_dim, work, tiles)
+            seconds = np.where(one_pass, 0.0 if kernel == "dq" else once, seconds)
+        matrix = matrix + seconds
     matrix = matrix * np.where(sizes.seq % ROWS != 0, np.exp(params["uneven"]), 1.0)
     matrix = matrix * (1.0 + params["fade"] * np.log2(1.0 + flops / FADE_FLOPS))
     seconds = params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"], OVERLAP)
     if "follow_bandwidth" in params:
-        seconds = seconds + 4.0 * sizes.heads * sizes.seq * variant.head_dim / params["follow_bandwidth"]
+        bytes_each = 4.0 + CLEARED_AND_ROUNDED * one_pass
+        seconds = seconds + bytes_each * sizes.heads * sizes.seq * variant.head_dim / params["follow_bandwidth"]
     return np.asarray(np.log(seconds))
+
+
+def _of_tiles(params: Params, own: str, columns: float, work: Array, tiles: Array) -> Array:
+    """Seconds of the program with most to do: `columns` of products for each unit of work, and what a tile takes."""
+    rate = params["peak"] / params["sm_count"] * params[f"{own}efficiency"]
+    return 2.0 * columns * work / rate + tiles * params[f"{own}prologue"]
+
+
+def in_one_pass(variant: AttentionVariant, params: Params, sizes: Sizes) -> Array:
+    """Which calls are backwards in one pass: bool."""
+    table = _table("dkdv", params) if variant.direction == "bwd" else ()
+    return np.array([bool(table) and bool(_entry(table, int(seq))[-1]) for seq in np.round(sizes.seq)], bool)
 
 
 def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Array]:
@@ -115,6 +140,7 @@ def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Arra
     kernels = kernels_of(variant.direction)
     of_kernels = [loads(kernel, variant, params, sizes) for kernel in kernels]
     columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in of_kernels]
+    columns[-1] = np.where(in_one_pass(variant, params, sizes), 0.0, columns[-1])  # which has no kernel of dQ
     return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(of_kernels[-1][1])]
 
 
@@ -130,8 +156,13 @@ def loads(kernel: str, variant: AttentionVariant, params: Params, sizes: Sizes) 
 def _table(kernel: str, params: Params) -> tuple[tuple[float, ...], ...]:
     table: list[tuple[float, ...]] = []
     while f"{kernel}.{len(table)}.below" in params:
-        table.append(tuple(params[f"{kernel}.{len(table)}.{name}"] for name in FIELDS))
+        names = (f"{kernel}.{len(table)}.{name}" for name in FIELDS)
+        table.append(tuple(params.get(name, 0.0) for name in names))  # older profiles know of no pass
     return tuple(table)
+
+
+def _entry(table: tuple[tuple[float, ...], ...], seq: int) -> tuple[float, ...]:
+    return next(entry for entry in table if seq < entry[0])
 
 
 @lru_cache(maxsize=65536)
@@ -139,7 +170,7 @@ def _load(
     kernel: str, causal: bool, table: tuple[tuple[float, ...], ...], head_dim: int, programs: int,
     heads: int, seq: int, group: int,
 ) -> Load:  # fmt: skip
-    _, step, pack, l2_mib = next(entry for entry in table if seq < entry[0])
+    _, step, pack, l2_mib, one_pass = _entry(table, seq)
     if kernel == "forward" and pack and group % 2:  # such heads go by the rule (attention_config.config_for)
         step, pack, l2_mib = float(ROWS), 0.0, 0.0
     row_bytes = 4 * head_dim  # of what the tiles of a head share: two operands of 16 bits
@@ -148,6 +179,10 @@ def _load(
         blocks = np.arange(ceil(seq / ROWS))
         whole = ceil(seq / step)
         steps = group * (whole - (blocks * ROWS // step if causal else 0 * blocks))
+        if one_pass:
+            section = section_of(pairs, seq, head_dim, int(l2_mib) * _MIB)
+            taken = dealt(pairs, len(steps), causal, section, min(programs, pairs * len(steps)))
+            return _of_one_pass(steps.astype(float), taken, step)
     else:
         rows = ROWS // 2 if pack else ROWS
         pairs = max(heads // 2, 1) if pack else heads
@@ -158,6 +193,13 @@ def _load(
     order = [np.repeat(steps, min(section, pairs - first)) for first in range(0, pairs, section)]
     work, tiles = _to_and_fro(np.concatenate(order).astype(float), programs)
     return Load(work * ROWS * step, tiles, float(steps.sum()) * pairs / programs * ROWS * step)
+
+
+def _of_one_pass(steps: Array, taken: Sequence[Sequence[int]], step: float) -> Load:
+    """`steps`: of each block of a pair; `taken`: the tiles of each program."""
+    found = [(float(steps[np.array(own) % len(steps)].sum()), float(len(own))) for own in taken]
+    work, tiles = max(found)
+    return Load(work * ROWS * step, tiles, sum(own for own, _ in found) / len(found) * ROWS * step)
 
 
 def _to_and_fro(lengths: Array, programs: int) -> tuple[float, float]:

@@ -56,7 +56,7 @@ MMA_SYNC_BACKENDS = ("sdpa-flash", "sdpa-efficient")
 LATENCIES = (
     "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
     "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
-    "conversion_floor",
+    "onepass_prologue", "conversion_floor",
 )  # fmt: skip
 
 # Kernels that read each byte once: if they stay below the roof, the SMs limit them. In others a low rate may also mean

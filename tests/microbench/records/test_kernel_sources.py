@@ -58,7 +58,7 @@ def test_where_a_kernel_lies_changes_nothing(copied: Path) -> None:
     rewrite(copied / "swiglu.py", ('load_triton("swiglu"', 'load_triton("gated"'))
     (copied / "hopper").mkdir()
     (copied / "triton_attention_hopper.py").rename(copied / "hopper" / "forward.py")
-    for name in ("dkdv", "dq"):
+    for name in ("dkdv", "dq", "onepass"):
         rewrite(
             copied / f"triton_attention_hopper_{name}.py",
             ("kernels.triton_attention_hopper ", "kernels.hopper.forward "),
@@ -152,7 +152,7 @@ def test_the_kernels_of_every_operation_are_found() -> None:
 # Rows of Triton, and of OPERANDS, in each committed folder: taken, and left out as of other kernels.
 COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h100-sxm/measurements/gpu0": ({"attention": 5}, {"attention": 5, "gemm": 40}),
-    "nvidia-h100-sxm/products": ({"gemm": 680, "attention": 20}, {}),
+    "nvidia-h100-sxm/products": ({"gemm": 680, "attention": 18}, {"attention": 2}),
     "nvidia-h200/bands/kernels": ({"attention": 92}, {}),
     "nvidia-h200/fp8/kernels": ({}, {"scaled_matmul": 160}),  # of the rule of tiles before today's
     "nvidia-h200/fp8/rule": ({"scaled_matmul": 160}, {}),
@@ -164,8 +164,8 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements/gpu1": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu10": ({"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51}, {}),
     "nvidia-h200/measurements/gpu11": ({"attention": 7}, {"attention": 4, "gemm": 463}),
-    "nvidia-h200/measurements/gpu12": ({"attention": 343}, {"gemm": 120}),
-    "nvidia-h200/measurements/gpu13": ({"attention": 28, "gemm": 720}, {}),
+    "nvidia-h200/measurements/gpu12": ({"attention": 289}, {"gemm": 120, "attention": 54}),
+    "nvidia-h200/measurements/gpu13": ({"attention": 25, "gemm": 720}, {"attention": 3}),
     "nvidia-h200/measurements/gpu2/run0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu2/run1": ({}, {"attention": 20, "gemm": 80}),
     "nvidia-h200/measurements/gpu3": ({}, {"attention": 24, "gemm": 100}),
@@ -209,15 +209,18 @@ def test_rows_of_the_present_kernels_by_an_earlier_name_are_theirs(tmp_path: Pat
 
 
 def test_an_earlier_name_is_not_of_the_calls_that_run_other_kernels_since() -> None:
-    """Causal backwards of head size 128 alone, without windows and documents."""
+    """Causal backwards of head size 128 alone, without windows and documents; of the last of these names long ones."""
     now = fingerprint("attention")
-    earlier = next(old for old, new in kernel_sources.EARLIER.items() if new == now)
+    *_, earlier = (old for old, new in kernel_sources.EARLIER.items() if new == now)
     whole = Attention(batch=1, heads=2, kv_heads=2, seq=4096, head_dim=128, direction="bwd")
+    short = replace(whole, seq=1024)
     same = [replace(whole, **other) for other in (
         {"direction": "fwd"}, {"head_dim": 64}, {"causal": False}, {"window": 1024}, {"documents": 4},
     )]  # fmt: skip
-    rows = [{**row(shape), "kernels_of": earlier} for shape in (whole, *same)]
-    assert present(rows) == (rows[1:], {"attention": 1})
+    for name, others in ((earlier, (whole, short)), (kernel_sources.TWO_KERNELS, (whole,))):
+        rows = [{**row(shape), "kernels_of": name} for shape in (*others, *same)]
+        assert present(rows) == (rows[len(others) :], {"attention": len(others)})
+    assert present([{**row(short), "kernels_of": kernel_sources.TWO_KERNELS}])[1] == {}
     assert present([row(whole)]) == ([row(whole)], {})
 
 
