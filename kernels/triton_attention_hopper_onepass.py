@@ -8,7 +8,7 @@ The kernel of dK and dV (`triton_attention_hopper_dkdv`), whose two warpgroups a
 in turns one of them multiplies that of all 128 keys with K. What these keys add to dQ goes through shared memory in
 fp32: from there the tensor-memory unit adds it to `sums` in L2, and no thread waits for it, as in FlashAttention-3
 (Shah et al. 2024). With additions by the threads themselves it was slower than the two kernels at every length. Their
-order differs from run to run, and so do the last bits of dQ. `scale_kernel` then writes dQ.
+order differs from run to run, and so do the last bits of dQ. `dq_scale_kernel` then writes dQ.
 
 Programs take tiles by a schedule (`attention_schedule`). All of a pair's walk through the queries in one order, from
 the last block to the diagonal and in each block through the heads of the group, so that they read and add to the same
@@ -45,7 +45,7 @@ def add_to_memory(desc, coord, buf, _semantic=None):
 
 
 @triton.jit
-def scale_kernel(
+def dq_scale_kernel(
     sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, heads, seq, padded, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -251,7 +251,7 @@ def _compute_1(
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "padded"])
-def backward_kernel(
+def onepass_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc, sums_desc,
     schedule_ptr, kv_heads, group, seq, padded, scale, scale_log2,
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,

@@ -202,7 +202,7 @@ def _launch_onepass(
     sums = torch.empty((batch * heads * padded, dim), dtype=torch.float32, device=q.device)
     lse2, delta = _prepare(o, do, lse, sums)
     launch(
-        hopper_onepass.backward_kernel, (programs,),
+        hopper_onepass.onepass_kernel, (programs,),
         *(_matrix(x, tile.block_m) for x in (q, do)), *(_matrix(x, KEYS) for x in (k, v, dk, dv)),
         *(_vector(x, tile.block_m) for x in (lse2, delta)),
         TensorDescriptor(sums, list(sums.shape), [dim, 1], [tile.block_m, dim], SUMS),
@@ -212,6 +212,6 @@ def _launch_onepass(
     )  # fmt: skip
     block = 64
     launch(
-        hopper_onepass.scale_kernel, (batch * heads, padded // block),
+        hopper_onepass.dq_scale_kernel, (batch * heads, padded // block),
         sums, dq, *dq.stride()[:3], heads, seq, padded, scale, D=dim, BLOCK_M=block, num_warps=4,
     )  # fmt: skip

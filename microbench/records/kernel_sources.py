@@ -13,6 +13,7 @@ which files hold them or how they are formatted: see `kernel_code.py`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -32,26 +33,28 @@ TWO_KERNELS = "8583686fc507"  # attention, until causal backwards of head size 1
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "3d7e077d0c7f",  # attention
+    "dcd8d4b1357f": "18877e61fded",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # while long causal backwards of head size 128 took two kernels: shorter ones still do (`_is_of_others`)
-    TWO_KERNELS: "3d7e077d0c7f",  # attention
+    TWO_KERNELS: "18877e61fded",  # attention
+    # while the kernels of one pass had other names
+    "3d7e077d0c7f": "18877e61fded",  # attention
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "3d7e077d0c7f",  # attention
+    "f5eb006da9ef": "18877e61fded",  # attention
     # while causal backwards of head size 128 took these variants up to 8,192 tokens
-    "c09710e7ac44": "3d7e077d0c7f",  # attention
+    "c09710e7ac44": "18877e61fded",  # attention
     # before they took them: all other calls run what they ran (`_is_of_others`)
-    "41b8e46e5419": "3d7e077d0c7f",  # attention
+    "41b8e46e5419": "18877e61fded",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "3d7e077d0c7f",  # attention
+    "c8d6bcc5bb8e": "18877e61fded",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -60,7 +63,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "3d7e077d0c7f",  # attention
+    "4c18c49a55d7": "18877e61fded",  # attention
     # while the interpreter was given kernels in Gluon
     "fadfce9a43cb": "39f9d32326f9",  # gemm
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
@@ -70,6 +73,8 @@ EARLIER = {
     "424aafa9a015": "b91052b774c1",  # adamw_clipped_
     "675477737b83": "d403a149b901",  # gradient_norm
 }
+
+_OTHERS_FROM = {TWO_KERNELS: ONE_PASS_FROM, "3d7e077d0c7f": math.inf}
 
 # Calls of torch whose kernels' sizes depend on the values in their operands -> the version of how the operands are
 # made. Version 2 of grouped products has groups as even as a router's; version 1 cut the rows anywhere, and the
@@ -129,9 +134,8 @@ def _is_of_others(told: str, shape: Mapping[str, Any]) -> bool:
     if shape.get("kind") == "call":
         return True
     whole = shape.get("head_dim") == 128 and shape.get("direction") == "bwd" and shape.get("causal", True)
-    least = ONE_PASS_FROM if told == TWO_KERNELS else 0
     banded = shape.get("window") or shape.get("documents", 0) > 1
-    return whole and not banded and shape.get("seq", 0) >= least
+    return whole and not banded and shape.get("seq", 0) >= _OTHERS_FROM.get(told, 0)
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:

@@ -47,7 +47,7 @@ CHECKED = 4  # first steps, whose losses are compared
 # The class of a kernel is the first whose pattern its name has.
 CLASSES = (
     ("products", r"nvjet|gemm|xmma|cublas|cutlass_(?!.*fmha)|splitK|matmul"),
-    ("attention", r"flash|fmha|cudnn|attention|dkdv_kernel|dq_kernel|^forward_kernel|^prepare_kernel|^delta_kernel"),
+    ("attention", r"flash|fmha|cudnn|attention|(dkdv|dq|onepass|dq_scale)_kernel|^(forward|prepare|delta)_kernel"),
     ("optimizer", r"multi_tensor_apply|adamw"),
     ("compiled", r"^triton_"),
     ("norms, rope, activation", r"rms_norm|rope_|share_sum|column_sum|swiglu"),

@@ -65,7 +65,7 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
         else:
             constants |= {"o_desc": None, "natural_ptr": None}
     elif tile.onepass:
-        kernel = hopper_onepass.backward_kernel
+        kernel = hopper_onepass.onepass_kernel
         types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "lse_desc": vector(m), "delta_desc": vector(m)}
         types |= dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), matrix(n, dim))
         types["sums_desc"] = f"tensordesc<fp32[{m}, {dim}],{triton_attention_launch.SUMS!r}>"

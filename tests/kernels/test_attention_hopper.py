@@ -15,6 +15,7 @@ from flopcast.errors import DataError
 from flopcast.kernels import attention as A
 from flopcast.kernels import attention_config
 from flopcast.kernels.shapes import Attention
+from flopcast.roofline.stream.compiled.profiled import class_of_kernel
 
 CUDA = torch.cuda.is_available()
 SHAPE = Attention(batch=2, heads=4, kv_heads=2, seq=50, head_dim=64)
@@ -39,6 +40,19 @@ def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
         assert row["registers"] <= 168, row  # 12 warps of them fill the register file
         assert 0 < 3 * row["waits"] <= row["products"], row
         assert row["hidden"] >= 32, row
+
+
+def test_its_kernels_are_told_from_others_by_name() -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    from flopcast.kernels import triton_attention as plain
+    from flopcast.kernels import triton_attention_launch as by_gluon
+
+    kernels = (
+        plain.forward_kernel, plain.delta_kernel, plain.dkdv_kernel, plain.dq_kernel, by_gluon.hopper.forward_kernel,
+        by_gluon.hopper_dkdv.prepare_kernel, by_gluon.hopper_dkdv.dkdv_kernel, by_gluon.hopper_dq.dq_kernel,
+        by_gluon.hopper_onepass.onepass_kernel, by_gluon.hopper_onepass.dq_scale_kernel,
+    )  # fmt: skip
+    assert {class_of_kernel(kernel.__name__) for kernel in kernels} == {"attention"}
 
 
 def table_of(choices: dict[str, dict[str, str]]) -> attention_config.Table:

@@ -19,6 +19,7 @@ _PRODUCT = re.compile(r"nvjet|gemm|gemv|cutlass|cublas|xmma|\bdot_kernel|reduce_
 _PARTS = re.compile(r"splitKreduce")  # sums what several programs multiplied
 _ATTENTION = re.compile(r"cudnn|flash|fmha|sdpa|attention", re.IGNORECASE)
 _FUSED_ATTENTION = re.compile(r"sdpa|flash|fmha|attention|cudnn::fusion", re.IGNORECASE)
+_TRITON_ATTENTION = re.compile(r"^(forward|prepare|delta|dkdv|dq|onepass|dq_scale)_kernel$")
 _RELAYOUT = re.compile(r"nchwToNhwc|AddPadding")  # before a convolution
 _CONVOLUTION = re.compile(r"xmma|cutlass|nvjet|wgrad|dgrad|fprop|convolve|conv2d")
 _OPTIMIZER = re.compile(
@@ -83,7 +84,7 @@ def class_of_kernel(name: str) -> str:
         return "generated"
     if _OPTIMIZER.search(name):
         return "optimizer"
-    if _FUSED_ATTENTION.search(name):
+    if _FUSED_ATTENTION.search(name) or _TRITON_ATTENTION.match(name):
         return "attention"
     if _RELAYOUT.search(name):
         return "conv"

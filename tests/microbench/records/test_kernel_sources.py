@@ -173,6 +173,7 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements/gpu5/run0": ({"attention": 5}, {"attention": 5, "gemm": 40}),
     "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 10}, {"attention": 10, "gemm": 80}),
     "nvidia-h200/measurements/gpu5/run2": ({"cross_entropy": 7, "swiglu": 51}, {"rms_norm": 132, "rope_qk_norm": 69}),
+    "nvidia-h200/measurements/gpu14": ({"attention": 46}, {}),
     "nvidia-h200/measurements/gpu7": ({"attention": 476}, {"attention": 173}),
     "nvidia-h200/measurements/gpu9": ({"cross_entropy": 7, "rope_qk_norm": 69, "swiglu": 51}, {"rms_norm": 132}),
 }
