@@ -24,9 +24,13 @@ FOLDER = Path(__file__).parent / "data"
 KERNELS = ("forward", "dkdv", "dq")
 HEAD_DIMS = (16, 32, 64, 128)  # 64 and 128 are tuned
 
-# From this length on a causal backward at head_dim 128 takes one pass. On an H200 that is the faster way from 2,048
-# tokens on, by up to 15%, and at 1,024 the slower one where heads share keys; lengths between were not timed.
-ONE_PASS_FROM = 1449
+# A causal backward at head_dim 128 takes one pass from so many tokens on for each query head of a key-value head, and
+# below runs the two kernels: rows of a large group leave L2 between the tiles that use them, sooner where they are
+# fetched slowly again. At these lengths and beyond, one pass was the faster way on an H200 by up to 21%, on an H100 by
+# 18%, 1.3% the slower at the least (`studies.kernels.trial`, 22 kinds of calls, none shorter than 2,048 tokens).
+ONE_PASS_TOKENS = {"NVIDIA H200": 1024}
+ONE_PASS_TOKENS_ELSEWHERE = 2048
+ONE_PASS_LEAST = 1449  # tokens
 
 _KEY = re.compile(
     r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?"
@@ -94,24 +98,29 @@ class AttentionConfig:
     dq: Tile
 
 
-def rule(
-    shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, deterministic: bool = False
-) -> AttentionConfig:
+ONE_PASS = Tile(64, 128, 4, 2, "hopper", l2_mib=32, onepass=True)
+
+
+def takes_one_pass(shape: Attention, device: str = "") -> bool:
+    """Whether a backward by the Hopper kernels takes one pass on a device, as the driver calls it, where the last bits
+    of dQ may differ from run to run."""
+    tokens = ONE_PASS_TOKENS.get(device, ONE_PASS_TOKENS_ELSEWHERE) * (shape.heads // shape.kv_heads)
+    return shape.causal and shape.head_dim == 128 and shape.seq >= max(tokens, ONE_PASS_LEAST)
+
+
+def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False) -> AttentionConfig:
     """Tiles by part, dtype and head_dim; checked for spills and shared memory by offline compilation.
 
-    tma: part, Triton and operands allow the Hopper kernels. deterministic: every bit is to be the same in every run.
+    tma: part, Triton and operands allow the Hopper kernels.
     """
     if DTYPE_BYTES[shape.dtype] == 4:  # exact fp32, for tests: ordinary units, small tiles
         small = Tile(32, 32, 4, 1)
         return AttentionConfig(small, small, small)
     if tma and capability[0] == 9 and shape.head_dim in (64, 128):
         wide = shape.head_dim == 128
-        dkdv = Tile(64, 128, 4, 3, "hopper", skip=shape.causal) if wide else Tile(128, 128, 4, 2, "hopper")
-        if wide and shape.causal and shape.seq >= ONE_PASS_FROM and not deterministic:
-            dkdv = Tile(64, 128, 4, 2, "hopper", l2_mib=32, onepass=True)
         return AttentionConfig(
             Tile(128, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
-            dkdv,
+            Tile(64, 128, 4, 3, "hopper", skip=shape.causal) if wide else Tile(128, 128, 4, 2, "hopper"),
             Tile(128, 128, 4, 2, "hopper", delta=wide and shape.causal),
         )
     if capability[0] == 9:
@@ -192,15 +201,18 @@ def config_for(
 ) -> AttentionConfig:  # fmt: skip
     """The tiles of a call, from the device's table or, for what is not in it, from `rule`.
 
-    tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else. deterministic: as of `rule`.
+    tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else. deterministic: every bit is
+    to be the same in every run.
     """
     table = find(device, triton) if tma and DTYPE_BYTES[shape.dtype] == 2 else None
-    config = rule(shape, capability, tma=tma, deterministic=deterministic)
+    config = rule(shape, capability, tma=tma)
     if table is not None:
         for kernel in KERNELS:
             tile = table.tile(kernel, shape)
-            if tile is not None and not (tile.onepass and deterministic):
+            if tile is not None:
                 config = replace(config, **{kernel: tile})
+    if config.dkdv.kind == "hopper" and not deterministic and takes_one_pass(shape, device):
+        config = replace(config, dkdv=ONE_PASS)
     forward = config.forward
     if forward.pack and shape.heads // shape.kv_heads % 2:
         config = replace(config, forward=rule(shape, capability, tma=tma).forward)

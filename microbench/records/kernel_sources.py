@@ -13,7 +13,6 @@ which files hold them or how they are formatted: see `kernel_code.py`.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -21,40 +20,40 @@ from pathlib import Path
 from typing import Any, cast
 
 from flopcast.kernels import shapes
-from flopcast.kernels.attention_config import ONE_PASS_FROM
+from flopcast.kernels.attention_config import ONE_PASS_LEAST, ONE_PASS_TOKENS
 from flopcast.microbench.records import kernel_code
 from flopcast.microbench.records.rows import OperationRow, Row
 
 BACKEND = "triton"
 
-TWO_KERNELS = "8583686fc507"  # attention, until causal backwards of head size 128 took one pass from ONE_PASS_FROM on
+TWO_KERNELS = "8583686fc507"  # attention, until long causal backwards of head size 128 took one pass
+ONE_PASS = "3d7e077d0c7f"  # while they did so from ONE_PASS_LEAST on whatever their groups, by kernels of other names
 
 # Old fingerprints -> present ones, for rows measured earlier with kernels that have not changed since.
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "18877e61fded",  # attention
+    "dcd8d4b1357f": "968c8af78228",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # while long causal backwards of head size 128 took two kernels: shorter ones still do (`_is_of_others`)
-    TWO_KERNELS: "18877e61fded",  # attention
-    # while the kernels of one pass had other names
-    "3d7e077d0c7f": "18877e61fded",  # attention
+    TWO_KERNELS: "968c8af78228",  # attention
+    ONE_PASS: "968c8af78228",  # attention
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "18877e61fded",  # attention
+    "f5eb006da9ef": "968c8af78228",  # attention
     # while causal backwards of head size 128 took these variants up to 8,192 tokens
-    "c09710e7ac44": "18877e61fded",  # attention
+    "c09710e7ac44": "968c8af78228",  # attention
     # before they took them: all other calls run what they ran (`_is_of_others`)
-    "41b8e46e5419": "18877e61fded",  # attention
+    "41b8e46e5419": "968c8af78228",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "18877e61fded",  # attention
+    "c8d6bcc5bb8e": "968c8af78228",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -63,7 +62,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "18877e61fded",  # attention
+    "4c18c49a55d7": "968c8af78228",  # attention
     # while the interpreter was given kernels in Gluon
     "fadfce9a43cb": "39f9d32326f9",  # gemm
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
@@ -73,8 +72,6 @@ EARLIER = {
     "424aafa9a015": "b91052b774c1",  # adamw_clipped_
     "675477737b83": "d403a149b901",  # gradient_norm
 }
-
-_OTHERS_FROM = {TWO_KERNELS: ONE_PASS_FROM, "3d7e077d0c7f": math.inf}
 
 # Calls of torch whose kernels' sizes depend on the values in their operands -> the version of how the operands are
 # made. Version 2 of grouped products has groups as even as a router's; version 1 cut the rows anywhere, and the
@@ -128,14 +125,20 @@ def kernels_in(row: Row) -> str | None:
 
 def _is_of_others(told: str, shape: Mapping[str, Any]) -> bool:
     """Whether a fingerprint of EARLIER is of other kernels for this shape: causal backwards of head size 128, without
-    windows and documents, which run by the plain kernels. Of the last of them only those that take one pass now."""
+    windows and documents, which run by the plain kernels; of the last two only those that took one pass and do not now,
+    or the other way round (by the lengths of an H200, `attention_config.ONE_PASS_TOKENS`)."""
     if operation_of(shape) != "attention":
         return False
     if shape.get("kind") == "call":
         return True
     whole = shape.get("head_dim") == 128 and shape.get("direction") == "bwd" and shape.get("causal", True)
-    banded = shape.get("window") or shape.get("documents", 0) > 1
-    return whole and not banded and shape.get("seq", 0) >= _OTHERS_FROM.get(told, 0)
+    if not whole or shape.get("window") or shape.get("documents", 0) > 1:
+        return False
+    if told not in (TWO_KERNELS, ONE_PASS):
+        return True
+    least = max(ONE_PASS_LEAST, min(ONE_PASS_TOKENS.values()) * (shape["heads"] // shape["kv_heads"]))
+    took_one_pass = told == ONE_PASS and shape["seq"] >= ONE_PASS_LEAST
+    return bool(took_one_pass != (shape["seq"] >= least))
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:

@@ -4,8 +4,8 @@
 
 - bands: attention with a sliding window or packed documents, beside cuDNN's with a mask of all pairs, flex_attention
   with a block mask, and our own whole triangle.
-- backward: Hopper's causal backward at head_dim 128 by the table of tiles, one pass from 1,449 tokens on, and by the
-  two kernels that are the same bit for bit in every run, beside cuDNN's; several heads, groups and lengths.
+- backward: Hopper's causal backward at head_dim 128 by the table of tiles, and where that takes one pass also by
+  the two kernels that are the same bit for bit in every run, beside cuDNN's; several heads, groups and lengths.
 - fp8: scaled products of e4m3, every tile, beside torch._scaled_mm and the bf16 product.
 - adamw: a step of AdamW over the parameters of three models, beside torch's fused one; clipping inside it beside
   clip_grad_norm_ before that. What is checked are parameters and first moments, against torch's.
@@ -39,7 +39,7 @@ from flopcast.kernels import attention as A
 from flopcast.kernels import documents as packed
 from flopcast.kernels import fp8_matmul
 from flopcast.kernels.adamw import AdamW
-from flopcast.kernels.attention_config import ONE_PASS_FROM, AttentionConfig
+from flopcast.kernels.attention_config import AttentionConfig, takes_one_pass
 from flopcast.kernels.shapes import Attention
 from studies.command import parser_of
 from studies.kernels.pairs import geometric_mean
@@ -195,7 +195,7 @@ def backward(device: str, tokens: int = 16384) -> Iterator[Case]:
         )
         operands = A.operands(shape, device)
         ways: dict[str, Callable[[], Way]] = {"triton": partial(by_triton, shape, operands, None)}
-        if seq >= ONE_PASS_FROM:
+        if takes_one_pass(shape, torch.cuda.get_device_name() if device == "cuda" else ""):
             two = A._config_of(operands[0], operands[1], True, 1.0, False, None, True)
             ways["triton, deterministic"] = partial(by_triton, shape, operands, None, two)
         ways["sdpa-cudnn"] = partial(by_cudnn, shape, operands, None)

@@ -91,6 +91,8 @@ def tiles(dim: int) -> Iterator[tuple[str, attention_config.Tile, bool]]:
     """Every one that `config_for` can return; causal, or in full what a table has for that alone."""
     config = attention_config.rule(Attention(batch=1, heads=2, kv_heads=1, seq=1024, head_dim=dim), tma=True)
     chosen = [(name, getattr(config, name), "causal") for name in attention_config.KERNELS]
+    if dim == 128:
+        chosen.append(("dkdv", attention_config.ONE_PASS, "causal"))
     for table in attention_config.tables():
         for place, by_seq in table.choices.items():
             name, measured, masking = place.split("/")

@@ -116,7 +116,7 @@ def attention_prior(
         if "dq.0.below" in schedule:
             law |= {"dq_efficiency": Belief(0.5, 0.9), "dq_prologue": Belief(2e-6, 1.0)}
             law["follow_bandwidth"] = Belief(bandwidth, 0.3)
-        if any(name.endswith(".onepass") and value for name, value in schedule.items()):
+        if "onepass.tokens" in schedule:
             law |= {"onepass_efficiency": Belief(0.5, 0.9), "onepass_prologue": Belief(2e-6, 1.0)}
     jumps = (4 if schedule.get("rounds") else 2) - ("forward.0.below" in schedule)
     hyper = Residual((3.0,) * 3 + (2.0,) * jumps, amplitude=0.05, white=0.015, levels=(0.05,))

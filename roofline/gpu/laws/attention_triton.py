@@ -10,18 +10,18 @@ surface: a profile says what its kernels did.
     dK and dV   128 keys over steps of the queries of all heads of their group: 4 products
     dQ          128 query rows over steps of keys: 3 products
 
-Long causal backwards take one pass: the tiles of dK and dV make 5 products, dealt out by work
-(kernels/attention_schedule.py), and what they add to dQ is cleared before and rounded after.
+Long causal backwards take one pass (`attention_config.takes_one_pass`): the tiles of dK and dV make 5 products, dealt
+out by work (kernels/attention_schedule.py), and what they add to dQ is cleared before and rounded after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flopcast.kernels.attention_schedule import dealt, section_of
 from flopcast.kernels.shapes import Attention
@@ -34,7 +34,8 @@ PRODUCTS = {"forward": 2.0, "dkdv": 4.0, "dq": 3.0}
 OF_ONE_PASS = 5.0
 CLEARED_AND_ROUNDED = 10.0  # bytes for each element of dQ: 4 cleared, 4 read and 2 written
 LENGTHS = tuple(2**power for power in range(6, 16))
-FIELDS = ("below", "step", "pack", "l2_mib", "onepass")
+FIELDS = ("below", "step", "pack", "l2_mib")
+ONE_PASS = ("onepass.tokens", "onepass.least", "onepass.step", "onepass.l2_mib")
 NO_END = 1e9
 _MIB = 1 << 20
 FADE_FLOPS = 2.0**36  # 0.1 ms on a large part: above it the clock falls
@@ -72,8 +73,8 @@ def parameters(
     """The tiles as a surface keeps them: `FIELDS` per kernel and range of lengths; {} where other kernels run.
 
     `below`: end of the range of lengths, exclusive; `step`: keys or queries per step; `pack`: whether the forward
-    takes 64 rows of two heads where a group has an even number; `l2_mib`: the sections' size; `onepass`: whether dK and
-    dV's kernel makes dQ."""
+    takes 64 rows of two heads where a group has an even number; `l2_mib`: the sections' size. Where backwards can take
+    one pass also ONE_PASS: from how many `tokens` per head of a group on, and from what length at `least`."""
     from flopcast.kernels import attention_config  # at fit time alone
 
     found: dict[str, float] = {}
@@ -82,12 +83,14 @@ def parameters(
         entries: list[tuple[float, tuple[float, ...]]] = []
         for seq in LENGTHS:
             shape = Attention(batch=1, heads=2, kv_heads=1, seq=seq, head_dim=head_dim, causal=causal)
-            config = attention_config.config_for(shape, capability, tma=capability[0] == 9, device=device)
+            config = attention_config.config_for(
+                shape, capability, tma=capability[0] == 9, device=device, deterministic=True
+            )
             tile = getattr(config, kernel)
             if tile.kind != "hopper" or not tile.persistent:
                 return {}
             step = tile.block_m if kernel == "dkdv" else tile.block_n
-            entry: tuple[float, ...] = (float(step), float(tile.pack), float(tile.l2_mib), float(tile.onepass))
+            entry: tuple[float, ...] = (float(step), float(tile.pack), float(tile.l2_mib))
             if entry != last:
                 # the nearest length in log2 decides: halfway between two
                 entries.append((seq / 2**0.5, entry))
@@ -96,6 +99,11 @@ def parameters(
         for i, ((_, entry), end) in enumerate(zip(entries, ends, strict=True)):
             for name, value in zip(FIELDS, (end, *entry), strict=True):
                 found[f"{kernel}.{i}.{name}"] = value
+    if direction == "bwd" and causal and head_dim == 128:
+        tile = attention_config.ONE_PASS
+        tokens = attention_config.ONE_PASS_TOKENS.get(device, attention_config.ONE_PASS_TOKENS_ELSEWHERE)
+        told = (tokens, attention_config.ONE_PASS_LEAST, tile.block_m, tile.l2_mib)
+        found |= dict(zip(ONE_PASS, map(float, told), strict=True))
     return found
 
 
@@ -104,7 +112,7 @@ def log_seconds(variant: AttentionVariant, params: Params, sizes: Sizes, bytes_:
     its results), and before dK and dV runs a kernel that only reads: the dot product of each row of the output with its
     gradient."""
     matrix = np.zeros(len(bytes_))
-    one_pass = in_one_pass(variant, params, sizes)
+    one_pass = in_one_pass(params, sizes)
     for kernel in kernels_of(variant.direction):
         work, tiles, _ = loads(kernel, variant, params, sizes)
         own = "dq_" if kernel == "dq" else ""
@@ -128,10 +136,13 @@ def _of_tiles(params: Params, own: str, columns: float, work: Array, tiles: Arra
     return 2.0 * columns * work / rate + tiles * params[f"{own}prologue"]
 
 
-def in_one_pass(variant: AttentionVariant, params: Params, sizes: Sizes) -> Array:
-    """Which calls are backwards in one pass: bool."""
-    table = _table("dkdv", params) if variant.direction == "bwd" else ()
-    return np.array([bool(table) and bool(_entry(table, int(seq))[-1]) for seq in np.round(sizes.seq)], bool)
+def in_one_pass(params: Params, sizes: Sizes) -> NDArray[np.bool_]:
+    """Which calls are backwards in one pass: bool. Older profiles have none."""
+    if "onepass.tokens" not in params:
+        return np.zeros(len(sizes.seq), bool)
+    return np.asarray(
+        np.round(sizes.seq) >= np.maximum(params["onepass.tokens"] * np.round(sizes.group), params["onepass.least"])
+    )
 
 
 def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Array]:
@@ -140,7 +151,7 @@ def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Arra
     kernels = kernels_of(variant.direction)
     of_kernels = [loads(kernel, variant, params, sizes) for kernel in kernels]
     columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in of_kernels]
-    columns[-1] = np.where(in_one_pass(variant, params, sizes), 0.0, columns[-1])  # which has no kernel of dQ
+    columns[-1] = np.where(in_one_pass(params, sizes), 0.0, columns[-1])  # which has no kernel of dQ
     return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(of_kernels[-1][1])]
 
 
@@ -148,7 +159,12 @@ def loads(kernel: str, variant: AttentionVariant, params: Params, sizes: Sizes) 
     """(work, tiles, mean work) of each call, as `Load`."""
     table, causal, programs = _table(kernel, params), variant.is_causal, int(params["sm_count"])
     rows = zip(*(np.round(x).astype(int).tolist() for x in sizes), strict=True)
-    found = [_load(kernel, causal, table, variant.head_dim, programs, *row) for row in rows]
+    found = [
+        _of_one_pass(programs, variant.head_dim, int(params["onepass.step"]), int(params["onepass.l2_mib"]), *row)
+        if is_one_pass and kernel == "dkdv"
+        else _load(kernel, causal, table, variant.head_dim, programs, *row)
+        for row, is_one_pass in zip(rows, in_one_pass(params, sizes), strict=True)
+    ]
     work, tiles, mean = np.array(found, float).reshape(-1, 3).T
     return work, tiles, mean
 
@@ -156,13 +172,8 @@ def loads(kernel: str, variant: AttentionVariant, params: Params, sizes: Sizes) 
 def _table(kernel: str, params: Params) -> tuple[tuple[float, ...], ...]:
     table: list[tuple[float, ...]] = []
     while f"{kernel}.{len(table)}.below" in params:
-        names = (f"{kernel}.{len(table)}.{name}" for name in FIELDS)
-        table.append(tuple(params.get(name, 0.0) for name in names))  # older profiles know of no pass
+        table.append(tuple(params[f"{kernel}.{len(table)}.{name}"] for name in FIELDS))
     return tuple(table)
-
-
-def _entry(table: tuple[tuple[float, ...], ...], seq: int) -> tuple[float, ...]:
-    return next(entry for entry in table if seq < entry[0])
 
 
 @lru_cache(maxsize=65536)
@@ -170,7 +181,7 @@ def _load(
     kernel: str, causal: bool, table: tuple[tuple[float, ...], ...], head_dim: int, programs: int,
     heads: int, seq: int, group: int,
 ) -> Load:  # fmt: skip
-    _, step, pack, l2_mib, one_pass = _entry(table, seq)
+    _, step, pack, l2_mib = next(entry for entry in table if seq < entry[0])
     if kernel == "forward" and pack and group % 2:  # such heads go by the rule (attention_config.config_for)
         step, pack, l2_mib = float(ROWS), 0.0, 0.0
     row_bytes = 4 * head_dim  # of what the tiles of a head share: two operands of 16 bits
@@ -179,10 +190,6 @@ def _load(
         blocks = np.arange(ceil(seq / ROWS))
         whole = ceil(seq / step)
         steps = group * (whole - (blocks * ROWS // step if causal else 0 * blocks))
-        if one_pass:
-            section = section_of(pairs, seq, head_dim, int(l2_mib) * _MIB)
-            taken = dealt(pairs, len(steps), causal, section, min(programs, pairs * len(steps)))
-            return _of_one_pass(steps.astype(float), taken, step)
     else:
         rows = ROWS // 2 if pack else ROWS
         pairs = max(heads // 2, 1) if pack else heads
@@ -195,11 +202,15 @@ def _load(
     return Load(work * ROWS * step, tiles, float(steps.sum()) * pairs / programs * ROWS * step)
 
 
-def _of_one_pass(steps: Array, taken: Sequence[Sequence[int]], step: float) -> Load:
-    """`steps`: of each block of a pair; `taken`: the tiles of each program."""
-    found = [(float(steps[np.array(own) % len(steps)].sum()), float(len(own))) for own in taken]
-    work, tiles = max(found)
-    return Load(work * ROWS * step, tiles, sum(own for own, _ in found) / len(found) * ROWS * step)
+@lru_cache(maxsize=65536)
+def _of_one_pass(programs: int, head_dim: int, step: int, l2_mib: int, heads: int, seq: int, group: int) -> Load:
+    """As `_load`, of a causal backward in one pass."""
+    pairs, blocks = max(heads // group, 1), ceil(seq / ROWS)
+    steps = group * (ceil(seq / step) - np.arange(blocks) * ROWS // step).astype(float)
+    programs = min(programs, pairs * blocks)
+    taken = dealt(pairs, blocks, True, section_of(pairs, seq, head_dim, l2_mib * _MIB), programs)
+    work, tiles = max((float(steps[np.array(own) % blocks].sum()), float(len(own))) for own in taken)
+    return Load(work * ROWS * step, tiles, float(steps.sum()) * pairs / programs * ROWS * step)
 
 
 def _to_and_fro(lengths: Array, programs: int) -> tuple[float, float]:

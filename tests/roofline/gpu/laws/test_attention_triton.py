@@ -81,9 +81,24 @@ def test_a_length_takes_the_tile_of_the_kernels_table(seq: int, head_dim: int, c
         params = told(direction, head_dim, causal)
         for kernel in attention_triton.kernels_of(direction):
             tile = getattr(config, kernel)
-            _, step, pack, l2_mib, one_pass = next(e for e in attention_triton._table(kernel, params) if seq < e[0])
+            if tile.onepass:
+                tile = getattr(config_for(shape, (9, 0), tma=True, device="NVIDIA H200", deterministic=True), kernel)
+            _, step, pack, l2_mib = next(e for e in attention_triton._table(kernel, params) if seq < e[0])
             assert step == (tile.block_m if kernel == "dkdv" else tile.block_n)
-            assert (pack, l2_mib, one_pass) == (tile.pack, tile.l2_mib, tile.onepass)
+            assert (pack, l2_mib) == (tile.pack, tile.l2_mib)
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+def test_the_same_backwards_take_one_pass_as_in_the_kernels(device: str, group: int) -> None:
+    params = attention_triton.parameters(device, (9, 0), "bwd", 128, True)
+    for seq in (1024, 1448, 1449, 2047, 2048, 4096, 6000, 7168, 16384, 32768):
+        shape = Attention(batch=1, heads=group, kv_heads=1, seq=seq, head_dim=128)
+        tile = config_for(shape, (9, 0), tma=True, device=device).dkdv
+        assert attention_triton.in_one_pass(params, sizes(group, seq, group))[0] == tile.onepass
+        assert not config_for(shape, (9, 0), tma=True, device=device, deterministic=True).dkdv.onepass
+    assert "onepass.tokens" not in attention_triton.parameters(device, (9, 0), "bwd", 64, True)
+    assert "onepass.tokens" not in attention_triton.parameters(device, (9, 0), "bwd", 128, False)
 
 
 def test_other_parts_run_other_kernels() -> None:
