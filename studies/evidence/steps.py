@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.projection.project import project
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
+from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, OWN, PATCHED
 from flopcast.roofline.validation.summary import GROUP_LABELS, by_bound
 from studies.shipped.hosts import launching_anew
 
@@ -32,8 +32,8 @@ WHOLE_AGAIN = f"{WHOLE_LAYERS} again"  # the same steps, on a slow host
 BEFORE_SPLIT = "H200, Triton's products before split-K"
 BEFORE_SPLIT_AGAIN = f"{BEFORE_SPLIT}, again"
 WITH_SPLIT = "H200, Triton's products with split-K"
-# Steps of 2,048 tokens and more, whose backward of attention takes one pass, all but one of them: 3 x 2,500 tokens of 40
-# heads took it when they ran, and take two kernels since.
+# Steps of 2,048 tokens and more, whose backward of attention takes one pass, all but one: 3 x 2,500 tokens of 40 heads
+# took it when they ran, and take two kernels since.
 ONE_PASS = "H200, attention in one pass"
 # The set that the steps of each are judged in.
 REPLAYING = {
@@ -109,7 +109,7 @@ def judged(by_machine: Mapping[str, Rows], is_wanted: Wanted = lambda machine, p
 
 def is_plain(row: StepComparison) -> bool:
     """Whether a step is of plain Qwen3 on torch's kernels, which the forecast is made for."""
-    return row.plan.group not in GROUP_LABELS
+    return row.plan.group not in (*GROUP_LABELS, OWN)
 
 
 def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
@@ -121,9 +121,7 @@ def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
         **_split("H200", first),
         "H200, other kernels": [row for row in _of(on_h200, PATCHED) if row.plan.matmul == "torch"],
         **{
-            told: _of(
-                [row for name, its in REPLAYING.items() if its == told for row in by_machine.get(name, ())], PATCHED
-            )
+            told: [row for name, its in REPLAYING.items() if its == told for row in _by_us(by_machine.get(name, ()))]
             for told in REPLAYING.values()
         },
         EARLIER_TILES: [row for row in _of(on_h200, PATCHED) if row.plan.matmul != "torch"],
@@ -143,5 +141,10 @@ def _split(name: str, rows: Iterable[StepComparison]) -> dict[str, list[StepComp
     return {name if part == "all" else f"{name}, {part}": members for part, members in parts.items()}
 
 
-def _of(rows: Iterable[StepComparison], group: str) -> list[StepComparison]:
-    return [row for row in rows if row.plan.group == group]
+def _by_us(rows: Iterable[StepComparison]) -> list[StepComparison]:
+    """Those on our kernels, of suites or asked for one by one."""
+    return _of(rows, PATCHED, OWN)
+
+
+def _of(rows: Iterable[StepComparison], *groups: str) -> list[StepComparison]:
+    return [row for row in rows if row.plan.group in groups]

@@ -4,9 +4,10 @@
     python -m studies.shipped.pages nvidia-h200     one of them
 
 A page shows the profile that ships, as `flopcast report --gpu GPU` does, with the rows that it was fitted to and the
-real steps of that GPU. The curves of compiled steps need the ladder compiled before, by `flopcast cost --all-modes` for
-the GPUs compared and the page's own: about ten minutes of processor time. (`flopcast report --measurements DIR` fits
-the rows anew, which takes minutes for those of eleven cards.)
+real steps of that GPU, forecast by what Triton's operators cost the host when these ran, as in docs/accuracy.md. The
+curves of compiled steps need the ladder compiled before, by `flopcast cost --all-modes` for the GPUs compared and the
+page's own: about ten minutes of processor time. (`flopcast report --measurements DIR` fits the rows anew, which takes
+minutes for those of eleven cards.)
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from flopcast.roofline.gpu.fit.quality import FitReport, quality_report
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.validation.compare_steps import compare_runs
 from flopcast.roofline.views.page import assemble
 from flopcast.roofline.views.page import index as page_index
+from flopcast.roofline.views.terminal.console import warn
 from studies.command import parser_of
+from studies.shipped.hosts import launching_anew
 
 REPORTS = Path("reports")
 MEASURED = ("nvidia-h200", "nvidia-h100-sxm")
@@ -46,9 +50,8 @@ def main() -> None:
             )
         with progress(gpu):
             rows = read_folder(folder / "measurements").rows
-            page = assemble.build_report(
-                profile, quality_of(profile, rows), folder, measured=rows, steps=folder / "steps"
-            )
+            compared = compare_runs(folder / "steps", launching_anew(profile), warn=warn)
+            page = assemble.build_report(profile, quality_of(profile, rows), folder, measured=rows, compared=compared)
         print(f"wrote {page.relative_to(REPORTS)}")
     page_index.write(REPORTS, standard_gpus_of_all())
 

@@ -42,6 +42,7 @@ def report(
     from flopcast.roofline.step.fit_folder import fit_folder
     from flopcast.roofline.validation import run
     from flopcast.roofline.validation.comparable import check_device
+    from flopcast.roofline.validation.compare_steps import compare_runs
     from flopcast.roofline.views.page import assemble
     from flopcast.roofline.views.page import index as page_index
     from flopcast.roofline.views.terminal.console import say, warn
@@ -100,7 +101,8 @@ def report(
         profile, quality = find_profile(gpu or ""), None
     profile = completed(profile)
     with progress("comparing, drawing"):
-        page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
+        compared = None if steps is None else compare_runs(steps, profile, warn=warn)  # needs torch
+        page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), compared=compared)
     over = page_index.keep(out, index, standard_gpus_of_all)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})

@@ -29,36 +29,34 @@ COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h20
 
 @no_garbage_collection()
 def build_report(
-    profile: Profile, quality: FitReport | None, out: Path, *, measured: Sequence[Row] = (), steps: Path | None
-) -> Path:
-    """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements.
+    profile: Profile, quality: FitReport | None, out: Path, *, measured: Sequence[Row] = (),
+    compared: Sequence[StepComparison] | None = None,
+) -> Path:  # fmt: skip
+    """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements;
+    `compared`: real steps beside their forecasts, None for none, which needs no torch.
 
     Raises UsageError if the folder cannot be written.
     """
     from flopcast.roofline.dollars.standard import standard_gpu
     from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
     from flopcast.roofline.step.questions.largest_batch import largest_batch
-    from flopcast.roofline.validation.compare_steps import compare_runs
     from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.views.figures.efficiency_map import product_map
     from flopcast.roofline.views.page.data import ReportData
     from flopcast.roofline.views.page.extra import extra_sections
     from flopcast.roofline.views.page.page import render
-    from flopcast.roofline.views.terminal.console import warn
 
-    rows: list[StepComparison] = []
-    if steps is not None:
-        rows = compare_runs(steps, profile, warn=warn)
-        write_csv(rows, out / "validation.csv")
+    if compared is not None:
+        write_csv(compared, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
     # comparing steps needs torch, which other reports do not load
-    extra, faults = extra_sections(profile, out, may_trace=steps is not None)
+    extra, faults = extra_sections(profile, out, may_trace=compared is not None)
     ladder_steps, eager = anatomy(profile), curves(profile)
     data = ReportData(
         profile=profile,
         fit=quality,
         measurements=measured,
-        validation=rows,
+        validation=list(compared or ()),
         anatomy=ladder_steps,
         curves=eager,
         modes=modes(profile, eager),
