@@ -38,7 +38,14 @@ PLAIN = (
     {"flopcast.kernels.shapes"}
     | {
         f"flopcast.kernels.{name}"
-        for name in ("attention_blocks", "attention_config", "matmul_law", "matmul_table", "row_tiles")
+        for name in (
+            "attention_blocks",
+            "attention_config",
+            "attention_schedule",
+            "matmul_law",
+            "matmul_table",
+            "row_tiles",
+        )
     }
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "row_shapes", "rows")}
     | {"flopcast.microbench.recipe.plans", "flopcast.microbench.recipe.layout", "flopcast.microbench.recipe.settings"}
