@@ -139,6 +139,39 @@ class TestOnDevice:
             error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
             assert error <= tolerance, changed
 
+    @pytest.mark.parametrize(("heads", "kv_heads", "seq"), [(2, 2, 129), (8, 2, 1000), (4, 1, 333), (14, 2, 2049)])
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_a_backward_in_one_pass(self, heads: int, kv_heads: int, seq: int, causal: bool) -> None:
+        shape = Attention(
+            batch=2, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=128, causal=causal, direction="bwd"
+        )
+        operands = A.operands(shape, "cuda")
+        q, k, v, do = operands
+        o, lse = A.forward(q, k, v, causal)
+        config = replace(attention_config.rule(shape, tma=True), dkdv=attention_config.ONE_PASS)
+        out = A.backward(do, q, k, v, o, lse, causal, config=config)
+        error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
+        assert error <= tolerance
+
+    def test_a_long_backward_gives_the_same_bits_where_torch_is_to_be_deterministic(self) -> None:
+        shape = Attention(batch=2, heads=4, kv_heads=4, seq=4096, head_dim=128, direction="bwd")
+        *inputs, do = A.operands(shape, "cuda")
+        inputs = [x.detach().requires_grad_() for x in inputs]
+
+        def gradients() -> tuple[torch.Tensor, ...]:
+            return torch.autograd.grad(A.attention(*inputs), inputs, do)
+
+        quick = gradients()
+        torch.use_deterministic_algorithms(True)
+        try:
+            first, second, third = gradients(), gradients(), gradients()  # as written, watched, replayed
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for one, other, last, near in zip(first, second, third, quick, strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(one, last)
+            torch.testing.assert_close(one, near, rtol=0.02, atol=0.02)
+
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_offsets_beyond_32_bits(self, head_dim: int) -> None:
         """The second batch lies 2^31 elements behind the first."""
