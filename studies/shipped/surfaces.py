@@ -4,11 +4,12 @@
     python -m studies.shipped.surfaces FOLDER --gpu nvidia-h200 --launches
 
 For kernels that were changed and measured again, when nothing else was: fitting a whole profile anew moves every
-forecast. FOLDER holds the measurements of the GPU's cards, or of those of which rows are of the present kernels; others
-are left out. A surface of which fewer rows were measured again than it has stays. `--only`: so do those without this
-text in their name. `--drop`: the surfaces are only taken out, where nothing measured the present kernels on this GPU;
-what is lent from another GPU then takes their place (`gpu/projection/complete.py`). `--launches`: the times of no
-surface move; points of which the folder has a row get the number of kernels that it launched.
+forecast. FOLDER holds the measurements of the GPU's cards, or of those of which rows are of the present kernels;
+others are left out. A surface of which fewer rows were measured again than it has stays. `--only`: so do those
+without this text in their name, whatever else is asked for. `--drop`: the surfaces are only taken out, where nothing
+measured the present kernels on this GPU; what is lent from another GPU then takes their place
+(`gpu/projection/complete.py`). `--launches`: the times of no surface move; points of which the folder has a row get
+the number of kernels that it launched.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def counted(profile: Profile, folder: Path) -> Profile:
     return replace(profile, surfaces=with_launches(profile.surfaces, cases), launch_counts={})
 
 
-def without(profile: Profile, backend: str, op_class: str) -> Profile:
-    kept = {key: s for key, s in profile.surfaces.items() if (key.backend, key.op_class) != (backend, op_class)}
-    return replace(profile, surfaces=kept)
+def without(profile: Profile, backend: str, op_class: str, only: str = "") -> Profile:
+    gone = {key for key in profile.surfaces if (key.backend, key.op_class) == (backend, op_class) and only in str(key)}
+    return replace(profile, surfaces={key: kept for key, kept in profile.surfaces.items() if key not in gone})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profile = Profile.load(path)
     warnings: list[str] = []
     if options.drop:
-        made = without(profile, options.backend, options.op_class)
+        made = without(profile, options.backend, options.op_class, options.only)
     elif options.launches:
         made = counted(profile, options.folder)
     else:

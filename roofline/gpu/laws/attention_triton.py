@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.kernels.attention_config import ONE_PASS_TOKENS_ELSEWHERE
 from flopcast.kernels.attention_schedule import dealt, section_of
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws.law import Params
@@ -105,6 +106,14 @@ def parameters(
         told = (tokens, attention_config.ONE_PASS_LEAST, tile.block_m, tile.l2_mib)
         found |= dict(zip(ONE_PASS, map(float, told), strict=True))
     return found
+
+
+def elsewhere(params: Params, capability: tuple[int, int]) -> dict[str, float]:
+    """What is another parameter on a part without a table of tiles: from what length on it takes one pass. The kernels
+    for parts before Hopper never do."""
+    if "onepass.tokens" not in params:
+        return {}
+    return {"onepass.tokens": float(ONE_PASS_TOKENS_ELSEWHERE) if capability[0] == 9 else NO_END}
 
 
 def log_seconds(variant: AttentionVariant, params: Params, sizes: Sizes, bytes_: Array, flops: Array) -> Array:

@@ -28,7 +28,7 @@ from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs, spec_of_device
 from flopcast.roofline.gpu.catalogue.power import burst_rate, sustained_fraction
-from flopcast.roofline.gpu.laws import gemm_triton
+from flopcast.roofline.gpu.laws import attention_triton, gemm_triton
 from flopcast.roofline.gpu.laws.laws import kind_of
 from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -138,6 +138,7 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
     given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
     if isinstance(surface.variant, AttentionVariant):
         given |= flash_schedule(key.backend, surface.variant, target)
+        given |= attention_triton.elsewhere(surface.params, target.capability)
     return {key: given[key] if key in given else value * factors.get(key, 1.0) for key, value in surface.params.items()}
 
 

@@ -14,13 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
+from flopcast.kernels.attention_config import ONE_PASS_TOKENS_ELSEWHERE
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs
 from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_clock, sustained_fraction
 from flopcast.roofline.gpu.fit import priors
 from flopcast.roofline.gpu.laws import attention as laws_attention
+from flopcast.roofline.gpu.laws import attention_triton
 from flopcast.roofline.gpu.laws import gemm as laws_gemm
+from flopcast.roofline.gpu.laws.attention_triton import Sizes
 from flopcast.roofline.gpu.laws.laws import LAWS
+from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -427,3 +431,19 @@ def test_memory_rates_keep_to_physics(rate: float, target: GpuSpec, more: float)
     assert memory_rate(rate, H200, wider) >= there * (1 - 1e-12)
     assert memory_rate(rate, H200, larger) >= there * (1 - 1e-12)
     assert memory_rate(rate * 1.01, H200, target) >= there * (1 - 1e-9)
+
+
+def test_backwards_take_one_pass_elsewhere_as_the_kernels_there_do() -> None:
+    """An H100 has no table of tiles: groups of two heads take it from 4,096 tokens on, on the H200 from 2,048. Parts
+    before Hopper never take it."""
+    key = SurfaceKey.parse("triton/attention/bwd/causal/bf16/d128/cold")
+    measured = find_profile("nvidia-h200")
+    for name, seq, is_one_pass in (
+        ("nvidia-h200", 2048, True), ("nvidia-h100-sxm", 2048, False), ("nvidia-h100-sxm", 4096, True),
+        ("nvidia-a100-80gb-sxm", 16384, False),
+    ):  # fmt: skip
+        profile = measured if name == "nvidia-h200" else project(measured, find_spec(name))
+        sizes = Sizes(np.array([16.0]), np.array([float(seq)]), np.array([2.0]))
+        assert attention_triton.in_one_pass(profile.surfaces[key].params, sizes)[0] == is_one_pass, (name, seq)
+    lent = find_profile("nvidia-h100-sxm").surfaces[key].params
+    assert lent["onepass.tokens"] == ONE_PASS_TOKENS_ELSEWHERE
