@@ -26,8 +26,8 @@ HEAD_DIMS = (16, 32, 64, 128)  # 64 and 128 are tuned
 
 # A causal backward at head_dim 128 takes one pass from so many tokens on for each query head of a key-value head, and
 # below runs the two kernels: rows of a large group leave L2 between the tiles that use them, sooner where they are
-# fetched slowly again. At these lengths and beyond, one pass was the faster way on an H200 by up to 21%, on an H100 by
-# 18%, 1.3% the slower at the least (`studies.kernels.trial`, 22 kinds of calls, none shorter than 2,048 tokens).
+# fetched slowly again. From there on one pass was up to 21% faster on an H200 and up to 18% on an H100, never more than
+# 1.3% slower (`studies.kernels.trial`, both ways at 22 kinds of calls, none shorter than 2,048 tokens).
 ONE_PASS_TOKENS = {"NVIDIA H200": 1024}
 ONE_PASS_TOKENS_ELSEWHERE = 2048
 ONE_PASS_LEAST = 1449  # tokens
@@ -101,11 +101,16 @@ class AttentionConfig:
 ONE_PASS = Tile(64, 128, 4, 2, "hopper", l2_mib=32, onepass=True)
 
 
+def one_pass_from(group: int, device: str = "") -> int:
+    """The length in tokens from which on a causal backward at head_dim 128 takes one pass, by the number of query heads
+    of a key-value head, on a device as the driver calls it."""
+    return max(ONE_PASS_LEAST, ONE_PASS_TOKENS.get(device, ONE_PASS_TOKENS_ELSEWHERE) * group)
+
+
 def takes_one_pass(shape: Attention, device: str = "") -> bool:
-    """Whether a backward by the Hopper kernels takes one pass on a device, as the driver calls it, where the last bits
-    of dQ may differ from run to run."""
-    tokens = ONE_PASS_TOKENS.get(device, ONE_PASS_TOKENS_ELSEWHERE) * (shape.heads // shape.kv_heads)
-    return shape.causal and shape.head_dim == 128 and shape.seq >= max(tokens, ONE_PASS_LEAST)
+    """Whether a backward by the Hopper kernels takes one pass, unless it is to be deterministic."""
+    is_covered = shape.causal and shape.head_dim == 128
+    return is_covered and shape.seq >= one_pass_from(shape.heads // shape.kv_heads, device)
 
 
 def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False) -> AttentionConfig:

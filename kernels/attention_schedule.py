@@ -16,10 +16,10 @@ from functools import lru_cache
 from flopcast.kernels.sizes import cdiv
 
 KEYS = 128  # of a tile
-OWN = 1.0  # what a tile takes besides its blocks of 128 queries, in such blocks
+FIXED_WORK = 1.0  # what a tile takes besides its blocks of 128 queries, in such blocks
 
 
-def section_of(pairs: int, seq: int, head_dim: int, l2_bytes: int) -> int:
+def even_section(pairs: int, seq: int, head_dim: int, l2_bytes: int) -> int:
     """How many of the pairs to process at a time, in sections as even as can be. Of each pair a row of one query head
     is in use: query and gradient in 16 bits, sums in 32. `l2_bytes`: how much of L2 to count on; 0: no sections."""
     most = min(pairs, max(1, l2_bytes // (seq * 8 * head_dim))) if l2_bytes else pairs
@@ -27,7 +27,7 @@ def section_of(pairs: int, seq: int, head_dim: int, l2_bytes: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def dealt(pairs: int, blocks: int, causal: bool, section: int, programs: int) -> Sequence[Sequence[int]]:
+def deal_tiles(pairs: int, blocks: int, causal: bool, section: int, programs: int) -> Sequence[Sequence[int]]:
     """The tiles of each program, pair * blocks + block: section by section, in each the longest first, every tile to
     the program that is free first."""
     free = [(0.0, program) for program in range(programs)]
@@ -37,5 +37,5 @@ def dealt(pairs: int, blocks: int, causal: bool, section: int, programs: int) ->
             for pair in range(first, min(first + section, pairs)):
                 when, program = free[0]
                 taken[program].append(pair * blocks + block)
-                heapq.heapreplace(free, (when + OWN + (blocks - block if causal else blocks), program))
+                heapq.heapreplace(free, (when + FIXED_WORK + (blocks - block if causal else blocks), program))
     return tuple(map(tuple, taken))

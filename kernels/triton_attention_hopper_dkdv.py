@@ -87,30 +87,22 @@ def load_vector(buf, LENGTH: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(
-    descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it, BLOCK_M: gl.constexpr, STAGES: gl.constexpr
-):
-    """Starts the copies of all query blocks of a tile, with lse and delta; returns the running count of blocks."""
+def load_block(descs, bars, bufs, batch, head, row, at, it, STAGES: gl.constexpr):
+    """Starts the copies of the block of queries at `at`, the `it`-th of a program; `row`: of lse and delta, the head's
+    among those of all batches."""
     q_desc, do_desc, lse_desc, delta_desc = descs
     q_full, q_empty, do_full, do_empty = bars
     q_bufs, do_bufs, lse_bufs, delta_bufs = bufs
-    for member in range(group):
-        head = kv_head * group + member
-        row = batch * (kv_heads * group) + head
-        for block in range(first, blocks):
-            at = block * BLOCK_M
-            slot = it % STAGES
-            phase = (it // STAGES & 1) ^ 1
-            mbarrier.wait(q_empty.index(slot), phase)
-            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
-            load_rows(q_desc, batch, head, at, q_full.index(slot), q_bufs.index(slot))
-            tma.async_copy_global_to_shared(lse_desc, [row, at], q_full.index(slot), lse_bufs.index(slot))
-            mbarrier.wait(do_empty.index(slot), phase)
-            mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
-            load_rows(do_desc, batch, head, at, do_full.index(slot), do_bufs.index(slot))
-            tma.async_copy_global_to_shared(delta_desc, [row, at], do_full.index(slot), delta_bufs.index(slot))
-            it += 1
-    return it
+    slot = it % STAGES
+    phase = (it // STAGES & 1) ^ 1
+    mbarrier.wait(q_empty.index(slot), phase)
+    mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
+    load_rows(q_desc, batch, head, at, q_full.index(slot), q_bufs.index(slot))
+    tma.async_copy_global_to_shared(lse_desc, [row, at], q_full.index(slot), lse_bufs.index(slot))
+    mbarrier.wait(do_empty.index(slot), phase)
+    mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
+    load_rows(do_desc, batch, head, at, do_full.index(slot), do_bufs.index(slot))
+    tma.async_copy_global_to_shared(delta_desc, [row, at], do_full.index(slot), delta_bufs.index(slot))
 
 
 @gluon.jit
@@ -133,7 +125,12 @@ def _load(
             load_rows(k_desc, batch, kv_head, start + 64 * w, kv_full.index(w), k_bufs.index(w))
             load_rows(v_desc, batch, kv_head, start + 64 * w, kv_full.index(w), v_bufs.index(w))
         blocks = gl.cdiv(seq, BLOCK_M)
-        it = load_queries(descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it, BLOCK_M, STAGES)
+        for member in range(group):
+            head = kv_head * group + member
+            row = batch * (kv_heads * group) + head
+            for block in range(first, blocks):
+                load_block(descs, bars, bufs, batch, head, row, block * BLOCK_M, it, STAGES)
+                it += 1
 
 
 @gluon.jit

@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flopcast.kernels.triton_attention_hopper import barriers, load_rows, store_rows
-from flopcast.kernels.triton_attention_hopper_dkdv import KEYS, load_vector
+from flopcast.kernels.triton_attention_hopper_dkdv import KEYS, load_block, load_vector
 
 
 @builtin
@@ -90,11 +90,8 @@ def _load(
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     k_desc, v_desc, dk_desc, dv_desc = key_descs
-    q_desc, do_desc, lse_desc, delta_desc = descs
     kv_full, kv_empty, kv_done = key_bars
-    q_full, q_empty, do_full, do_empty = bars
     k_buf, v_buf = key_bufs
-    q_bufs, do_bufs, lse_bufs, delta_bufs = bufs
     kv_heads, group, seq, padded = sizes
     begin, count = turns_of(schedule_ptr)
     it = 0
@@ -110,17 +107,7 @@ def _load(
         for _ in range(group * (blocks - first)):
             head = kv_head * group + member
             row = batch * (kv_heads * group) + head
-            at = block * BLOCK_M
-            slot = it % STAGES
-            phase = (it // STAGES & 1) ^ 1
-            mbarrier.wait(q_empty.index(slot), phase)
-            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
-            load_rows(q_desc, batch, head, at, q_full.index(slot), q_bufs.index(slot))
-            tma.async_copy_global_to_shared(lse_desc, [row, at], q_full.index(slot), lse_bufs.index(slot))
-            mbarrier.wait(do_empty.index(slot), phase)
-            mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
-            load_rows(do_desc, batch, head, at, do_full.index(slot), do_bufs.index(slot))
-            tma.async_copy_global_to_shared(delta_desc, [row, at], do_full.index(slot), delta_bufs.index(slot))
+            load_block(descs, bars, bufs, batch, head, row, block * BLOCK_M, it, STAGES)
             it += 1
             member, block = next_of(member, block, group)
 

@@ -24,8 +24,7 @@ from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
 from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
 from flopcast.kernels.attention_config import AttentionConfig, Tile
-from flopcast.kernels.attention_schedule import KEYS, dealt
-from flopcast.kernels.attention_schedule import section_of as even_section
+from flopcast.kernels.attention_schedule import KEYS, deal_tiles, even_section
 from flopcast.kernels.launching import asked_each_time, launch
 from flopcast.kernels.sizes import cdiv
 
@@ -181,10 +180,10 @@ _SCHEDULES: dict[tuple[object, ...], Tensor] = {}  # kept: a CUDA graph may hold
 
 @asked_each_time
 def _schedule(pairs: int, blocks: int, causal: bool, section: int, programs: int, device: torch.device) -> Tensor:
-    """`attention_schedule.dealt` as the kernel reads it: int32, at i where the tiles of program i begin, then all."""
+    """`deal_tiles` as the kernel reads it: int32, at i where the tiles of program i begin, then all of them."""
     key = pairs, blocks, causal, section, programs, device
     if key not in _SCHEDULES:
-        tiles = dealt(pairs, blocks, causal, section, programs)
+        tiles = deal_tiles(pairs, blocks, causal, section, programs)
         begins = accumulate(map(len, tiles), initial=programs + 1)
         _SCHEDULES[key] = torch.tensor([*begins, *chain(*tiles)], dtype=torch.int32).to(device)
     return _SCHEDULES[key]

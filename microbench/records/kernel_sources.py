@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from flopcast.kernels import shapes
-from flopcast.kernels.attention_config import ONE_PASS_LEAST, ONE_PASS_TOKENS
+from flopcast.kernels.attention_config import ONE_PASS_LEAST, one_pass_from
 from flopcast.microbench.records import kernel_code
 from flopcast.microbench.records.rows import OperationRow, Row
 
@@ -29,31 +29,33 @@ BACKEND = "triton"
 TWO_KERNELS = "8583686fc507"  # attention, until long causal backwards of head size 128 took one pass
 ONE_PASS = "3d7e077d0c7f"  # while they did so from ONE_PASS_LEAST on whatever their groups, by kernels of other names
 
+MEASURED_BY = "NVIDIA H200"  # by whose lengths the rows of both are judged, two of an H100 too
+
 # Old fingerprints -> present ones, for rows measured earlier with kernels that have not changed since.
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "dcd8d4b1357f": "968c8af78228",  # attention
+    "dcd8d4b1357f": "abdff7205d52",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "8219464ee762",  # cross_entropy
     # while long causal backwards of head size 128 took two kernels: shorter ones still do (`_is_of_others`)
-    TWO_KERNELS: "968c8af78228",  # attention
-    ONE_PASS: "968c8af78228",  # attention
+    TWO_KERNELS: "abdff7205d52",  # attention
+    ONE_PASS: "abdff7205d52",  # attention
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "f5eb006da9ef": "968c8af78228",  # attention
+    "f5eb006da9ef": "abdff7205d52",  # attention
     # while causal backwards of head size 128 took these variants up to 8,192 tokens
-    "c09710e7ac44": "968c8af78228",  # attention
+    "c09710e7ac44": "abdff7205d52",  # attention
     # before they took them: all other calls run what they ran (`_is_of_others`)
-    "41b8e46e5419": "968c8af78228",  # attention
+    "41b8e46e5419": "abdff7205d52",  # attention
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "8219464ee762",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "c8d6bcc5bb8e": "968c8af78228",  # attention
+    "c8d6bcc5bb8e": "abdff7205d52",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm
     "1b9d7286b117": "b8ccc6ca314f",  # swiglu
@@ -62,7 +64,7 @@ EARLIER = {
     # either, and for the rest Triton writes the same PTX
     "1bc90e98f4d2": "8219464ee762",  # cross_entropy
     # before windows and documents, without which Triton writes the same PTX
-    "4c18c49a55d7": "968c8af78228",  # attention
+    "4c18c49a55d7": "abdff7205d52",  # attention
     # while the interpreter was given kernels in Gluon
     "fadfce9a43cb": "39f9d32326f9",  # gemm
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
@@ -126,7 +128,7 @@ def kernels_in(row: Row) -> str | None:
 def _is_of_others(told: str, shape: Mapping[str, Any]) -> bool:
     """Whether a fingerprint of EARLIER is of other kernels for this shape: causal backwards of head size 128, without
     windows and documents, which run by the plain kernels; of the last two only those that took one pass and do not now,
-    or the other way round (by the lengths of an H200, `attention_config.ONE_PASS_TOKENS`)."""
+    or the other way round."""
     if operation_of(shape) != "attention":
         return False
     if shape.get("kind") == "call":
@@ -136,9 +138,9 @@ def _is_of_others(told: str, shape: Mapping[str, Any]) -> bool:
         return False
     if told not in (TWO_KERNELS, ONE_PASS):
         return True
-    least = max(ONE_PASS_LEAST, min(ONE_PASS_TOKENS.values()) * (shape["heads"] // shape["kv_heads"]))
+    takes_one_pass = shape["seq"] >= one_pass_from(shape["heads"] // shape["kv_heads"], MEASURED_BY)
     took_one_pass = told == ONE_PASS and shape["seq"] >= ONE_PASS_LEAST
-    return bool(took_one_pass != (shape["seq"] >= least))
+    return bool(takes_one_pass != took_one_pass)
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:

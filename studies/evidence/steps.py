@@ -121,7 +121,12 @@ def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
         **_split("H200", first),
         "H200, other kernels": [row for row in _of(on_h200, PATCHED) if row.plan.matmul == "torch"],
         **{
-            told: [row for name, its in REPLAYING.items() if its == told for row in _by_us(by_machine.get(name, ()))]
+            told: [
+                row
+                for name, its in REPLAYING.items()
+                if its == told
+                for row in _on_our_kernels(by_machine.get(name, ()))
+            ]
             for told in REPLAYING.values()
         },
         EARLIER_TILES: [row for row in _of(on_h200, PATCHED) if row.plan.matmul != "torch"],
@@ -141,7 +146,7 @@ def _split(name: str, rows: Iterable[StepComparison]) -> dict[str, list[StepComp
     return {name if part == "all" else f"{name}, {part}": members for part, members in parts.items()}
 
 
-def _by_us(rows: Iterable[StepComparison]) -> list[StepComparison]:
+def _on_our_kernels(rows: Iterable[StepComparison]) -> list[StepComparison]:
     """Those on our kernels, of suites or asked for one by one."""
     return _of(rows, PATCHED, OWN)
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopcast.kernels.attention_config import ONE_PASS_TOKENS_ELSEWHERE
-from flopcast.kernels.attention_schedule import dealt, section_of
+from flopcast.kernels.attention_schedule import deal_tiles, even_section
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws.law import Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
@@ -108,7 +108,7 @@ def parameters(
     return found
 
 
-def elsewhere(params: Params, capability: tuple[int, int]) -> dict[str, float]:
+def one_pass_elsewhere(params: Params, capability: tuple[int, int]) -> dict[str, float]:
     """What is another parameter on a part without a table of tiles: from what length on it takes one pass. The kernels
     for parts before Hopper never do."""
     if "onepass.tokens" not in params:
@@ -217,7 +217,7 @@ def _of_one_pass(programs: int, head_dim: int, step: int, l2_mib: int, heads: in
     pairs, blocks = max(heads // group, 1), ceil(seq / ROWS)
     steps = group * (ceil(seq / step) - np.arange(blocks) * ROWS // step).astype(float)
     programs = min(programs, pairs * blocks)
-    taken = dealt(pairs, blocks, True, section_of(pairs, seq, head_dim, l2_mib * _MIB), programs)
+    taken = deal_tiles(pairs, blocks, True, even_section(pairs, seq, head_dim, l2_mib * _MIB), programs)
     work, tiles = max((float(steps[np.array(own) % blocks].sum()), float(len(own))) for own in taken)
     return Load(work * ROWS * step, tiles, float(steps.sum()) * pairs / programs * ROWS * step)
 

@@ -138,7 +138,7 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
     given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
     if isinstance(surface.variant, AttentionVariant):
         given |= flash_schedule(key.backend, surface.variant, target)
-        given |= attention_triton.elsewhere(surface.params, target.capability)
+        given |= attention_triton.one_pass_elsewhere(surface.params, target.capability)
     return {key: given[key] if key in given else value * factors.get(key, 1.0) for key, value in surface.params.items()}
 
 

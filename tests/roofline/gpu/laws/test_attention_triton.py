@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flopcast.kernels.attention_config import config_for
-from flopcast.kernels.attention_schedule import dealt, section_of
+from flopcast.kernels.attention_schedule import deal_tiles, even_section
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.fit import priors
 from flopcast.roofline.gpu.fit import surface as fit_surface
@@ -41,9 +41,9 @@ def by_hand(kernel: str, heads: int, seq: int, group: int, programs: int) -> tup
         steps = [ceil(min((i + 1) * rows, seq) / step) for i in reversed(range(ceil(seq / rows)))]
     at_once = pairs
     if tile.onepass:
-        at_once = section_of(pairs, seq, 128, tile.l2_mib << 20)
+        at_once = even_section(pairs, seq, 128, tile.l2_mib << 20)
         programs = min(programs, pairs * len(steps))
-        dealt_out = dealt(pairs, len(steps), True, at_once, programs)
+        dealt_out = deal_tiles(pairs, len(steps), True, at_once, programs)
         loads = [(sum(steps[i % len(steps)] for i in own), len(own)) for own in dealt_out]
         return max(loads)[0] * 128 * step, max(loads)[1]
     if tile.l2_mib:
