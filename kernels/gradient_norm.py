@@ -9,9 +9,10 @@ is one read, 4 bytes, and the gradients stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import or_
 from typing import TypeVar
 
 import torch
@@ -59,12 +60,23 @@ def chunks_of(numels: tuple[int, ...], chunk: int, device: torch.device) -> tupl
 
 def require_whole(tensors: Sequence[Tensor], device: torch.device, use: str) -> None:
     """Raises ValueError unless all are fp32, contiguous and on the device; `use`: what takes others."""
+    if (
+        all(map(Tensor.is_contiguous, tensors))
+        and {x.dtype for x in tensors} == {torch.float32}
+        and {x.device for x in tensors} == {device}
+    ):
+        return
     for x in tensors:
         if x.dtype is not torch.float32 or x.device != device or not x.is_contiguous():
             raise ValueError(
                 f"these kernels take contiguous fp32 tensors of one device, {device}, got {x.dtype}{tuple(x.shape)} "
                 f"with strides {x.stride()} on {x.device}: use {use} for others"
             )
+
+
+def are_aligned(addresses: Iterable[int]) -> bool:
+    """Whether all are multiples of 16 bytes, as accesses of four elements at once need."""
+    return reduce(or_, addresses, 0) % 16 == 0
 
 
 def to_device(table: Tensor, device: torch.device) -> Tensor:
@@ -78,7 +90,7 @@ def make_table(gradients: Sequence[Tensor]) -> Table:
     require_whole(gradients, device, "torch.nn.utils.clip_grad_norm_")
     addresses, numels = [x.data_ptr() for x in gradients], tuple(x.numel() for x in gradients)
     table = torch.tensor((addresses, numels), dtype=torch.int64).T.contiguous()
-    return Table(to_device(table, device), *chunks_of(numels, CHUNK, device), not any(x % 16 for x in addresses))
+    return Table(to_device(table, device), *chunks_of(numels, CHUNK, device), are_aligned(addresses))
 
 
 def made_once(known: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
@@ -93,7 +105,7 @@ def made_once(known: dict[Key, Value], key: Key, make: Callable[[], Value]) -> V
 
 
 def _table(gradients: Sequence[Tensor]) -> Table:
-    key = tuple(value for x in gradients for value in (x.data_ptr(), x.numel()))
+    key = (*map(Tensor.data_ptr, gradients), *map(Tensor.numel, gradients))
     return made_once(_TABLES, key, partial(make_table, gradients))
 
 

@@ -70,9 +70,13 @@ EARLIER = {
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
     "858bf7046cda": "39f9d32326f9",  # gemm
     # while every tensor of a step was looked at anew
-    "43036962e371": "2cfd0e8b1f1e",  # adamw_
-    "424aafa9a015": "b91052b774c1",  # adamw_clipped_
-    "675477737b83": "d403a149b901",  # gradient_norm
+    "43036962e371": "143b81a8a266",  # adamw_
+    "424aafa9a015": "fdf7ab43b02c",  # adamw_clipped_
+    "675477737b83": "0f000802fdf0",  # gradient_norm
+    # while every counter of steps was a tensor by itself
+    "2cfd0e8b1f1e": "143b81a8a266",  # adamw_
+    "b91052b774c1": "fdf7ab43b02c",  # adamw_clipped_
+    "d403a149b901": "0f000802fdf0",  # gradient_norm
 }
 
 # Calls of torch whose kernels' sizes depend on the values in their operands -> the version of how the operands are

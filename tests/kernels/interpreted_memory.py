@@ -289,6 +289,38 @@ def test_adamw_is_torchs_through_state_dicts_and_missing_gradients() -> None:
         adamw.make_table(*[[torch.ones(4, 4).T]] * 4)
 
 
+def test_every_parameter_has_its_own_number_of_steps() -> None:
+    """Whichever of them have gradients in a step, as of idle experts, and whoever else has the optimizer's state."""
+    torch.manual_seed(0)
+    ours, torchs = ([torch.full((5,), 1.0 + i).requires_grad_() for i in range(3)] for _ in range(2))
+    mine, fused = adamw.AdamW(ours, lr=1e-2), torch.optim.AdamW(torchs, lr=1e-2, fused=True)
+    for step, busy in enumerate(((0, 1), (1, 2), (0, 1, 2), (0,), (0, 1, 2), (0, 1, 2))):
+        if step == 4:  # a copy steps on by itself, and what it was made from does not notice
+            copied = copy.deepcopy(mine)
+            for x in copied.param_groups[0]["params"]:
+                x.grad = torch.ones_like(x)
+            copied.step()
+        for i, (a, b) in enumerate(zip(ours, torchs, strict=True)):
+            a.grad = torch.randn_like(a) if i in busy else None
+            b.grad = a.grad
+        mine.step()
+        fused.step()
+        assert [mine.state[x]["step"].item() for x in ours if x in mine.state] == [
+            fused.state[x]["step"].item() for x in torchs if x in fused.state
+        ]
+        for a, b in zip(ours, torchs, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_a_copied_optimizer_clips_as_the_first() -> None:
+    parameter = torch.ones(4, requires_grad=True)
+    parameter.grad = torch.ones(4)
+    copied = copy.deepcopy(adamw.AdamW([parameter], max_norm=0.5))
+    copied.step()
+    assert copied.grad_norm is not None
+    assert copied.grad_norm.item() == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_adamw_clips_as_torch_does_before_it(max_norm: float) -> None:
     """Over two groups, with a parameter that has no gradient and one past a chunk's end; gradients stay as they are."""

@@ -54,7 +54,7 @@ def kinds_of(stream: Stream, op: Op, first: int, count: int) -> set[str]:
 
 
 def test_a_step_is_a_norm_and_a_step_with_its_scale(tiny: Mapping[str, Any], traced: Tracing) -> None:
-    """Over all gradients, without one of torch's own norms; counters of steps stay in host memory."""
+    """Over all gradients, without one of torch's own norms; one tensor in host memory counts steps."""
     stream = traced(tiny, **CLIPPED)
     norm, step = launched(stream)
     count = sum(s.kind == "parameter" for s in stream.storages)
@@ -65,9 +65,7 @@ def test_a_step_is_a_norm_and_a_step_with_its_scale(tiny: Mapping[str, Any], tra
     assert set(range(4 * count)) - set(step.written) == set(range(count, 2 * count)), "gradients stay as they are"
     assert step.inputs[-1] == norm.outputs[0]
     host = [op for op in stream.ops if op.kind == "host"]
-    assert Counter(op.name for op in host) == {
-        "aten.ones.default": 1, "aten._foreach_add_.Tensor": 1, "aten._local_scalar_dense.default": count,
-    }  # fmt: skip
+    assert [op.name for op in host] == ["aten.add_.Tensor"]
     assert not any("norm" in op.name for op in stream.ops if op.phase == "optimizer" and op is not norm)
     (alone,) = launched(traced(tiny, **OWN))
     assert alone.name == "flopcast.adamw_.default"
