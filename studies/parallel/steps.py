@@ -5,6 +5,7 @@
     ... --steps compiled                                                    compiled ones
     ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
+    ... --steps four-even                                                   where host and device take as long
     ... --steps compiled-four                                               compiled ones over four GPUs
     ... --steps trained                                                     clipped, fine-tuned, by other optimizers
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
@@ -216,6 +217,22 @@ FOUR = (
     Step("qwen3-1.7b", "pp=2,fsdp=2", 4, 1024, accumulate=4),
 )
 
+# Over four GPUs, where host and device take about as long, chosen before any of them was forecast.
+FOUR_EVEN = (
+    Step("qwen3-0.6b", "fsdp=4", 8, 1024),
+    Step("llama-3.2-1b", "fsdp=4", 4, 1024),
+    Step("gpt2", "ddp=4", 4, 1024),
+    Step("qwen3-1.7b", "zero2=4", 4, 1024),
+    Step("llama-3.2-1b", "tp=4", 4, 1024),
+    Step("qwen3-0.6b", "hsdp=2x2", 8, 1024),
+    Step("gpt2", "zero1=4", 8, 1024),
+    Step("llama-3.2-1b", "tp=2,fsdp=2", 8, 1024),
+    Step("qwen3-1.7b", "fsdp=4", 8, 1024),
+    Step("llama-3.2-1b", "ddp=4", 2, 1024),
+    Step("qwen3-0.6b", "zero2=4", 16, 1024),
+    Step("gpt2", "fsdp=4", 16, 1024),
+)
+
 # Compiled, over four GPUs, chosen before any of them was forecast.
 COMPILED_FOUR = (
     Step("qwen3-0.6b", "ddp=4", 16, 1024, mode="compile"),
@@ -252,7 +269,7 @@ TRAINED = (
 
 GROUPS = {
     "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
-    "compiled-four": COMPILED_FOUR, "trained": TRAINED,
+    "four-even": FOUR_EVEN, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
 }  # fmt: skip
 ALL = tuple(step for steps in GROUPS.values() for step in steps)
 
