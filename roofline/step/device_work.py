@@ -54,7 +54,7 @@ WITHOUT_GRADIENTS = 0.82
 
 # The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
 # a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
-PIECE_SHARE = 0.79
+PIECE_SHARE = 0.75
 
 # The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's

@@ -27,7 +27,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
-from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes
+from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes, slowest_of
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, bound_seconds, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
@@ -85,7 +85,9 @@ class PricedStep:
 
     @cached_property
     def host_costs(self) -> HostCosts:
-        return self.host or self.profile.host or NO_HOST
+        """Of several ranks those of the slowest one's host."""
+        host = self.host or self.profile.host or NO_HOST
+        return host.scaled(slowest_of(self.run.layout.world)) if self.run.is_parallel else host
 
     @cached_property
     def fabric(self) -> Fabric | None:

@@ -21,12 +21,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import log, sqrt
-from statistics import fmean, geometric_mean, mean, median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
-from flopcast.roofline.step.communication import calls_around
+from flopcast.roofline.step.communication import calls_around, slowest_of
 from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream
@@ -151,9 +151,10 @@ def mean_of(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def small_steps() -> dict[str, list[float]]:
-    """Calls around each collective, or around each call, of the first host's steps."""
+    """Calls around each collective, or around each call, of the first host's steps: of the slower rank's host, as a
+    forecast has it."""
     host = HostCosts.load(HOST)
-    call = host.seconds("forward", "launch")
+    call = host.seconds("forward", "launch") * slowest_of(2)
     found: dict[str, list[Any]] = {"sharded": [], "divided": []}
     for step, ranks in read().items():
         stream = stream_of(step) if is_fitted(step) and step.mode == "eager" else None
@@ -161,7 +162,7 @@ def small_steps() -> dict[str, list[float]]:
         if stream is None or not around:
             continue
         priced = PricedStep(stream, run_of(step), find_profile(GPU), host)
-        measured = mean(median(rank.host_seconds) for rank in ranks)
+        measured = max(median(rank.host_seconds) for rank in ranks)
         beyond = measured - priced.timeline.enqueue_seconds + sum(around.values()) * call
         places = sum(stream.ops[number].phase != "optimizer" for number in around)
         found["divided" if "tp" in step.layout else "sharded"].append((beyond / call, places))
@@ -235,14 +236,17 @@ def main() -> None:
 def compiled() -> None:
     """Of compiled steps: calls around each collective of sharded layers, shares of entering a graph of cut ones."""
     host = default_host()
-    call, costs = host.seconds("forward", "launch"), host.graph_costs("compile")
+    call, costs = (
+        (of_slowest := host.scaled(slowest_of(2))).seconds("forward", "launch"),
+        of_slowest.graph_costs("compile"),
+    )
     found: dict[str, list[float]] = {"calls around each collective": [], "of entering a graph": []}
     for step, ranks in read().items():
         if step.mode == "eager" or not is_fitted(step):
             continue
         stream = stream_of(step)
         priced = PricedStep(stream, run_of(step), find_profile(GPU), host)
-        beyond = mean(median(rank.host_seconds) for rank in ranks) - priced.timeline.enqueue_seconds
+        beyond = max(median(rank.host_seconds) for rank in ranks) - priced.timeline.enqueue_seconds
         if around := calls_around(stream):
             name, each = "calls around each collective", sum(around.values()) / len(around)
             each += beyond / call / len(around)
