@@ -16,14 +16,17 @@ from studies.parallel.measured import AGAIN, FILE, read
 from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, TRAINED, Kernel, Step
 from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
-# The quickest to trace; the last is bound by the host.
+# The quickest to trace. gpt2-fsdp-8x1024 was within 9% until a step took the host of its slowest rank: that of the first
+# steps, which the host bounds, spent less Python around calls than any other host did.
 BOUNDS = {
-    "w3584-d2-ddp-4x512-adamw-fused": 0.03, "w3584-d2-zero2-4x1024-adamw-fused": 0.06,
-    "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.09,
-    "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.06,
-    "qwen3-8b-d6-fsdp-4x2048-adamw-fused": 0.06, "qwen3-8b-d6-pp-2x2048-x4-adamw-fused": 0.01,
-    "gpt2-zero2-16x1024-adamw-fused": 0.1, "llama-3.2-1b-ddp-8x1024-adamw-fused-last=8": 0.02,
+    "w3584-d2-ddp-4x512-adamw-fused": 0.01, "w3584-d2-zero2-4x1024-adamw-fused": 0.03,
+    "gpt2-ddp-8x1024-adamw-fused": 0.02, "gpt2-fsdp-8x1024-adamw-fused": 0.15,
+    "gpt2-ddp-16x1024-x2-adamw-fused": 0.01, "gpt2-fsdp-32x1024-adamw-fused": 0.02,
+    "qwen3-8b-d6-fsdp-4x2048-adamw-fused": 0.05, "qwen3-8b-d6-pp-2x2048-x4-adamw-fused": 0.01,
+    "gpt2-zero2-16x1024-adamw-fused": 0.06, "llama-3.2-1b-ddp-8x1024-adamw-fused-last=8": 0.02,
     "qwen3-0.6b-ddp-8x1024-adamw-fused-clip": 0.01, "llama-3.2-1b-zero1-8x1024-adamw-fused-clip": 0.01,
+    "gpt2-fsdp=4-16x1024-adamw-fused": 0.03, "llama-3.2-1b-fsdp=4-4x1024-adamw-fused": 0.03,
+    "gpt2-zero1=4-8x1024-adamw-fused": 0.07,
 }  # fmt: skip
 
 
@@ -41,10 +44,10 @@ def test_a_step_is_as_long_as_forecast(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "most"),
     [
-        (FILE, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01), (FILE, "gpt2-zero2=4-16x1024-adamw-fused", 0.06),
+        (FILE, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01), (FILE, "gpt2-zero2=4-16x1024-adamw-fused", 0.03),
         (FILE, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06), (FILE, "qwen3-8b-d6-tp=4-8x2048-adamw-fused", 0.07),
-        (AGAIN, "gpt2-ddp-16x1024-x2-adamw-fused", 0.01), (AGAIN, "gpt2-zero2-16x1024-adamw-fused", 0.07),
-        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.06), (AGAIN, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01),
+        (AGAIN, "gpt2-ddp-16x1024-x2-adamw-fused", 0.01), (AGAIN, "gpt2-zero2-16x1024-adamw-fused", 0.06),
+        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.05), (AGAIN, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01),
         (AGAIN, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06),
     ],
 )  # fmt: skip
