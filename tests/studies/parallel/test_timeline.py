@@ -16,7 +16,7 @@ from studies.parallel.measured import AGAIN, FILE, read
 from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, TRAINED, Kernel, Step
 from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
-# The quickest to trace. gpt2-fsdp-8x1024 was within 9% until a step took the host of its slowest rank: that of the first
+# The quickest to trace. gpt2-fsdp-8x1024 was within 9% until a step took its slowest rank's host: that of the first
 # steps, which the host bounds, spent less Python around calls than any other host did.
 BOUNDS = {
     "w3584-d2-ddp-4x512-adamw-fused": 0.01, "w3584-d2-zero2-4x1024-adamw-fused": 0.03,
