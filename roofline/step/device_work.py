@@ -22,7 +22,7 @@ from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
@@ -244,7 +244,7 @@ def device_work(
         if op.name == ONE_CALL:
             timed.append(TimedOp(op.phase, op.kind, host.bare_call(*json.loads(op.args))))
             continue
-        n_tensors = len(op.inputs) if '"ts"' in op.args else 0
+        n_tensors = listed_tensors(op.name, op.args, len(op.inputs))
         copy = times.copied.get(i)
         is_hooked = checkpoints and op.phase == "forward" and op.layer is not None
         beyond = _calls_beyond(stream, op)

@@ -24,7 +24,7 @@ from flopcast.roofline.gpu.fit.host_calibration import (
     plan_streams,
 )
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import default_host
+from flopcast.roofline.gpu.profile.host import default_host, listed_tensors
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.calls.counts import weighted
 from studies.command import parser_of
@@ -129,7 +129,9 @@ def of_lists(plan: HostPlan) -> float:
 
     def of(stream: Stream) -> float:
         ops = [op for op in stream.ops if op.phase == "optimizer" and (op.kind == "host" or '"ts"' in op.args)]
-        return sum(host.seconds("optimizer", op.kind, tensors=len(op.inputs) if '"ts"' in op.args else 0) for op in ops)
+        return sum(
+            host.seconds("optimizer", op.kind, tensors=listed_tensors(op.name, op.args, len(op.inputs))) for op in ops
+        )
 
     streams = plan_streams(plan, "cuda")
     return of(streams[HIGH]) - of(streams[LOW])

@@ -12,7 +12,7 @@ from typing import Any
 from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts
+from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts, listed_tensors
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
@@ -83,7 +83,7 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
         kind = "launch" if op.kind == "sync" else op.kind
         amount = 1
         if op.phase == "optimizer":
-            counts[op.phase]["tensors"] += len(op.inputs) if '"ts"' in op.args else 0
+            counts[op.phase]["tensors"] += listed_tensors(op.name, op.args, len(op.inputs))
         if op.phase == "optimizer" and kind == "launch":
             lowered = lower(stream, op)
             amount = launches(lowered[0]) if lowered is not None else 0

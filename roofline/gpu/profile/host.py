@@ -35,6 +35,13 @@ PHASES = ("forward", "backward", "optimizer")
 # What an optimizer's call of an operator on single tensors costs over a call of the forward, with the Python around it:
 # 0.99 and 0.89, Adafactor's two forms on tiny models (`python -m studies.calls.optimizers`).
 CALL_OVER_FORWARD = 0.94
+# What a tensor in the lists of these operators costs over one in those of AdamW's foreach calls, by which `per_tensor`
+# is measured: flopcast's optimizer makes a table of addresses, and each norm that clipping stacks was allocated, asked
+# for its device and is freed. Tiny models of two depths beside torch's fused AdamW in the same run (`python -m
+# studies.calls.optimizers --adamw`): 1.6 and, with clipping, 1.8 on an H200's host; 3.1 and 7.4 on two.
+LISTED = {
+    "flopcast.adamw_": 1.7, "flopcast.adamw_clipped_": 1.7, "flopcast.gradient_norm": 1.7, "aten.stack": 4.8,
+}  # fmt: skip
 # Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
 # neither allocates nor launches.
 VIEW_WEIGHT = 0.4
@@ -100,9 +107,9 @@ class HostCosts:
     triton: dict[str, NonNegative] = field(default_factory=dict)
     compiled: dict[str, GraphCosts] = field(default_factory=dict)
 
-    def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
+    def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: float = 0) -> float:
         """Host seconds of one op. `kind` as in `op_stream.Op`; `launches` kernels it launches, `tensors` it
-        takes in lists (foreach and fused optimizers check each)."""
+        takes in lists (`listed_tensors`; foreach and fused optimizers check each)."""
         costs: dict[str, float] = getattr(self, phase)
         if "per_tensor" in costs and not tensors and kind != "host":  # a processor's own costs are of single tensors
             call = CALL_OVER_FORWARD * self.forward.get("launch", 0.0)
@@ -161,6 +168,12 @@ class HostCosts:
         if host is None:
             raise DataError(f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it')
         return host
+
+
+def listed_tensors(name: str, args: str, operands: int) -> float:
+    """The tensors that a call takes in lists, by what each costs the host (`LISTED`); its name, arguments and number of
+    operands as in a stream. 0 for a call that takes none."""
+    return operands * LISTED.get(".".join(name.split(".")[:2]), 1.0) if '"ts"' in args else 0.0
 
 
 # `--host none`: the device alone.

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from flopcast.microbench.records import records
+from flopcast.roofline.gpu.fit.host import warm_value
 from flopcast.roofline.gpu.fit.host_calibration import adamw_host_plans, host_plan, plan_streams
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.profile.host import LISTED, listed_tensors
 from studies.calls.optimizers import forecast_of, line, of_adamw
+from studies.imports import ROOT
 
 
 def test_a_host_that_is_as_forecast_has_the_forecasts_line() -> None:
@@ -26,3 +33,22 @@ def test_a_host_that_is_as_forecast_has_the_forecasts_line() -> None:
 
 def test_a_line_through_two_points() -> None:
     assert line((10, 30), (5e-4, 7e-4)) == pytest.approx((1e-5, 4e-4))
+
+
+def test_a_parameter_of_ours_costs_the_host_what_one_of_torchs_does() -> None:
+    """As measured, and as forecast beside it: with clipping less, since nothing is made for each norm."""
+    rows = records.read(ROOT / "reports" / "nvidia-h200" / "optimizers" / "hosts-2").rows
+    lines = of_adamw({row["key"]: warm_value(cast(FitRow, row)) for row in rows}).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    measured, forecast = ({row[0]: float(row[place]) for row in cells} for place in (1, 3))
+    for ours, torchs, most in (("triton", "fused", 1.05), ("triton-clip", "fused-clip", 0.6)):
+        found, told = (own[f"qwen3-adamw-{ours}"] / own[f"qwen3-adamw-{torchs}"] for own in (measured, forecast))
+        assert found < most
+        assert told == pytest.approx(found, rel=0.15)
+
+
+def test_tensors_count_by_what_each_costs_the_host() -> None:
+    lists = '[{"ts":[0,3]}]'
+    assert listed_tensors("aten._foreach_mul_.Tensor", lists, 3) == 3
+    assert listed_tensors("aten.stack.default", lists, 3) == 3 * LISTED["aten.stack"]
+    assert listed_tensors("aten.add_.Tensor", '[{"t":0}]', 3) == 0
