@@ -246,16 +246,20 @@ def test_fine_tuning_is_as_far_off_as_the_guide_says() -> None:
 
 
 def test_steps_of_our_adamw_are_as_far_off_as_the_guide_says() -> None:
+    """The first two runs and the third, of code whose step costs the host less, each by its own bounds."""
     rows = rows_of("adamw-triton")
-    assert len(rows) == 20
-    assert median(errors(rows, "device_error")) < 0.0035
+    assert len(rows) == 30
+    assert median(errors(rows, "device_error")) < 0.0045
     assert max(errors(rows, "device_error")) < 0.033
     assert max(errors(rows, "peak_error")) < 0.0031
-    of_device, of_host = ([row for row in rows if (row["bound"] == "host") == by_host] for by_host in (False, True))
-    assert median(errors(of_device, "step_error")) < 0.0175
-    assert max(errors(of_device, "step_error")) < 0.04
-    assert median(errors(of_host, "step_error")) < 0.05
-    assert max(errors(of_host, "step_error")) < 0.12
+    for run, of_device, of_host in (
+        (rows[:20], (0.0175, 0.04), (0.052, 0.12)),
+        (rows[20:], (0.025, 0.048), (0.11, 0.135)),
+    ):
+        for by_host, (middle, most) in ((False, of_device), (True, of_host)):
+            found = errors([row for row in run if (row["bound"] == "host") == by_host], "step_error")
+            assert median(found) < middle
+            assert max(found) < most
 
 
 def test_memory_of_bitsandbytes_steps_is_what_the_guide_says() -> None:
