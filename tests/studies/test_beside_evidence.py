@@ -180,7 +180,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 4 * 24 + 17
+    assert len(first) == len(rows) == 5 * 24
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24
@@ -196,6 +196,10 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
+    (lottery,) = (row for row in compiled if row["name"] == "gpt2-d9")  # which of its products are padded
+    assert max(errors([lottery], "device_error")) < 0.1
+    assert max(errors([lottery], "peak_error")) < 0.085
+    compiled.remove(lottery)
     (single,) = (row for row in compiled if row["precision"] == "autocast-fp16")
     assert max(errors([single], "device_error")) < 0.017, "refused before its scaler was modelled"
     assert max(errors([single], "step_error")) < 0.047
@@ -204,7 +208,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
     experts = [row for row in rows if "moe" in row["name"]]
     assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
-    last = first[-48:]  # of these no mending has seen any
+    last = [row for row in first if row["mode"] == "eager"][-48:]  # of these no mending has seen any
     assert median(errors(last, "device_error")) < 0.0115
     assert all(row["device_within"] == "true" for row in last)
 
