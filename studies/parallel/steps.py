@@ -6,6 +6,7 @@
     ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
     ... --steps four-even                                                   where host and device take as long
+    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT --steps even  the same over two
     ... --steps compiled-four                                               compiled ones over four GPUs
     ... --steps trained                                                     clipped, fine-tuned, by other optimizers
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
@@ -233,6 +234,20 @@ FOUR_EVEN = (
     Step("gpt2", "fsdp=4", 16, 1024),
 )
 
+# The same over two, chosen after the law of the slowest host was fixed and before any of them was forecast.
+EVEN = (
+    Step("qwen3-0.6b", "fsdp={n}", 8, 1024),
+    Step("llama-3.2-1b", "fsdp={n}", 2, 1024),
+    Step("gpt2", "zero2={n}", 8, 1024),
+    Step("qwen3-1.7b", "zero2={n}", 2, 1024),
+    Step("llama-3.2-1b", "tp={n}", 2, 2048),
+    Step("qwen3-0.6b", "zero1={n}", 4, 512),
+    Step("gpt2", "fsdp={n}", 16, 1024),
+    Step("qwen3-1.7b", "fsdp={n}", 4, 1024),
+    Step("llama-3.2-1b", "ddp={n}", 2, 1024),
+    Step("qwen3-0.6b", "ddp={n}", 4, 512),
+)
+
 # Compiled, over four GPUs, chosen before any of them was forecast.
 COMPILED_FOUR = (
     Step("qwen3-0.6b", "ddp=4", 16, 1024, mode="compile"),
@@ -269,7 +284,7 @@ TRAINED = (
 
 GROUPS = {
     "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
-    "four-even": FOUR_EVEN, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
+    "four-even": FOUR_EVEN, "even": EVEN, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
 }  # fmt: skip
 ALL = tuple(step for steps in GROUPS.values() for step in steps)
 
