@@ -52,8 +52,9 @@ def slowest_of(ranks: int) -> float:
     Ranks meet in each collective, so that a step goes at the pace of the slowest host. Processes of one machine differ
     by `PROCESS_SPREAD`, and do not slow each other down: four at once took 0.99 and 1.02 times as long for a forward
     and a backward as each alone, the slowest 1.12 and 1.09 times the mean (`studies.parallel.beside`). Steps of two
-    and four GPUs that the host bounds take 4 to 17% longer, by session, than their ranks take on average to enqueue
-    one for idle GPUs; the law has 9 and 17%. More than four ranks were not measured."""
+    and four GPUs that the host bounds take 4 to 17% longer than their ranks take on average to enqueue one for idle
+    GPUs, in eleven of twelve sessions (there too; in one, of ring attention and experts, 2% less); the law has 9 and
+    17%. More than four ranks were not measured."""
     return exp(PROCESS_SPREAD * NormalDist().inv_cdf(0.5 ** (1 / ranks))) if ranks > 1 else 1.0
 
 

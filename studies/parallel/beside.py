@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 -m studies.parallel.beside OUT                  on a host's GPUs, a minute
     ... --device cpu                                                            on processors, to try it
     python -m studies.parallel.beside OUT [OUT ...] --keep FILE                 puts what was measured into FILE
-    python -m studies.parallel.beside                                           prints what the committed files say
+    python -m studies.parallel.beside                                           prints what the committed files say, and
+                                                                                by how much steps exceed their hosts
 
 Each process trains tiny models of its own, of two depths, without any collective: by itself while the others sleep,
 then some of them at once, all of them, and all of them each on cores of its own. Sets take turns. What a call of the
@@ -13,7 +14,6 @@ host costs is the slope from one depth to the other, over the calls of a layer; 
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 import os
 import time
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 import torch
@@ -31,13 +31,17 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.hosts.host import host_phases
 from studies.command import parser_of
 from studies.markdown import table
-from studies.parallel.phases import DEPTHS, FOLDER, NONE, tiny
+from studies.parallel.measured import AGAIN, FILE
+from studies.parallel.measured import read as read_steps
+from studies.parallel.phases import DEPTHS, FOLDER, NONE, keep_launches, rows_in, tiny
 from studies.parallel.record import group_of
+from studies.parallel.timeline import run_with
 
 FILES = "beside*.json.gz"
 ROUNDS, SECONDS = 4, 1.2  # of each set
 NAP = 0.005  # of a process that has no turn: one that waited in a collective would keep a core busy
 TIMED = ("forward", "backward")
+HOST_BOUND = 1.25
 
 Row = dict[str, Any]
 
@@ -132,20 +136,22 @@ def report(rows: Sequence[Row]) -> str:
     return table(["at once", "phase", "ms per layer of each", "mean over alone", "slowest over mean alone"], lines)
 
 
-def keep(folders: Sequence[Path], file: Path) -> None:
-    """Puts what launches on one host wrote into one file, with the rank in each row."""
-    found = [
-        {"launch": number, "rank": int(path.stem.removeprefix("rank")), **row}
-        for number, folder in enumerate(folders)
-        for path in sorted(folder.glob("rank*.json"))
-        for row in json.loads(path.read_text())
+def by_session() -> str:
+    """A table of the committed steps that the host bounds: by session, their time over what their ranks take on average
+    to enqueue one for idle GPUs, and over what the slowest does, medians. Pipelines, whose ranks do different work, are
+    left out; the host bounds a step that takes at most `HOST_BOUND` times as long as its slowest rank enqueues."""
+    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for file, again in ((FILE, ""), (AGAIN, ", again")):
+        for step, ranks in read_steps(file).items():
+            hosts = [median(rank.host_seconds) for rank in ranks]
+            seconds = median(median(rank.step_seconds) for rank in ranks)
+            if not step.layout.startswith("pp") and seconds <= HOST_BOUND * max(hosts):
+                found[run_with(step) + again].append((len(ranks), seconds / fmean(hosts), seconds / max(hosts)))
+    rows = [
+        [session, str(some[0][0]), str(len(some)), *(f"{median(one[place] for one in some):.2f}" for place in (1, 2))]
+        for session, some in found.items()
     ]
-    file.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
-
-
-def read(file: Path) -> list[Row]:
-    found: list[Row] = json.loads(gzip.decompress(file.read_bytes()))
-    return found
+    return table(["session", "GPUs", "steps", "over the mean host", "over the slowest"], rows)
 
 
 def main() -> None:
@@ -155,10 +161,11 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     if options.keep:
-        keep(options.out, options.keep)
+        keep_launches(options.out, options.keep)
     elif not options.out:
         for file in sorted(FOLDER.glob(FILES)):
-            print(f"{file.name}\n\n{report(read(file))}\n")
+            print(f"{file.name}\n\n{report(rows_in(file))}\n")
+        print(by_session())
     else:
         out: Path = options.out[0]
         out.mkdir(parents=True, exist_ok=True)

@@ -206,7 +206,12 @@ def keep_launches(folders: Sequence[Path], file: Path) -> None:
 
 
 def read(host: Host) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(host.file.read_bytes()))
+    return rows_in(host.file)
+
+
+def rows_in(file: Path) -> list[dict[str, Any]]:
+    """What `keep_launches` put into a file."""
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))
     return found
 
 
