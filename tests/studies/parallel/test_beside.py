@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flopcast.roofline.step import communication
-from studies.parallel.beside import FILES, TIMED, report, sets_of, slopes
+from studies.parallel.beside import FILES, TIMED, by_session, report, sets_of, slopes
 from studies.parallel.phases import DEPTHS, FOLDER, rows_in
 
 LOW, HIGH = DEPTHS
