@@ -249,9 +249,11 @@ def _(
 
 @dataclass(frozen=True)
 class _Counters:
-    """The numbers of steps that the states of one group have made: fp32 [states] on the host, and the view of each."""
+    """The numbers of steps that the states of one group have made: fp32 [states] on the host, as numpy sees the same
+    memory, and the view of each."""
 
     together: Tensor
+    numbers: Any
     places: tuple[Tensor, ...]
 
 
@@ -358,10 +360,13 @@ class AdamW(torch.optim.Optimizer):
         if kept is None or len(kept.places) != len(counters) or not all(map(is_, kept.places, counters)):
             # torch's fused optimizer, whose state may have been loaded, keeps them on the device
             together = torch.stack([counter.to("cpu", torch.float32) for counter in counters])
-            kept = self._counters[index] = _Counters(together, together.unbind())
+            kept = self._counters[index] = _Counters(together, together.numpy(), together.unbind())
             for state, place in zip(states, kept.places, strict=True):
                 state["step"] = place
-        kept.together.add_(1)
+        if is_dynamo_compiling():
+            kept.together.add_(1)
+        else:
+            kept.numbers[...] += 1  # not a call of torch's: a trace would have as many counters as its layers
         counts: list[float] = kept.together.tolist()
         return counts
 

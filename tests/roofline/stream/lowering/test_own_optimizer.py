@@ -54,7 +54,7 @@ def kinds_of(stream: Stream, op: Op, first: int, count: int) -> set[str]:
 
 
 def test_a_step_is_a_norm_and_a_step_with_its_scale(tiny: Mapping[str, Any], traced: Tracing) -> None:
-    """Over all gradients, without one of torch's own norms; one tensor in host memory counts steps."""
+    """Over all gradients, without one of torch's own norms; steps are counted without a call of torch's."""
     stream = traced(tiny, **CLIPPED)
     norm, step = launched(stream)
     count = sum(s.kind == "parameter" for s in stream.storages)
@@ -64,8 +64,7 @@ def test_a_step_is_a_norm_and_a_step_with_its_scale(tiny: Mapping[str, Any], tra
     assert kinds == [{"parameter"}, {"gradient"}, {"state"}, {"state"}]
     assert set(range(4 * count)) - set(step.written) == set(range(count, 2 * count)), "gradients stay as they are"
     assert step.inputs[-1] == norm.outputs[0]
-    host = [op for op in stream.ops if op.kind == "host"]
-    assert [op.name for op in host] == ["aten.add_.Tensor"]
+    assert not any(op.kind == "host" for op in stream.ops)
     assert not any("norm" in op.name for op in stream.ops if op.phase == "optimizer" and op is not norm)
     (alone,) = launched(traced(tiny, **OWN))
     assert alone.name == "flopcast.adamw_.default"
