@@ -181,7 +181,7 @@ def main() -> None:
             f"{told}: {one.error:+.1%}, {step.bound}, device {step.device_seconds:.3f} s of {step.step_seconds:.3f}, "
             f"exposed {step.exposed_communication_seconds:.3f}, inside {one.is_within}", flush=True,
         )  # fmt: skip
-        options.out.write_text(page(found), encoding="utf-8")
+    options.out.write_text(page(found), encoding="utf-8")
     print(page(found))
 
 
