@@ -88,9 +88,11 @@ class _Kept:
         rows = torch.tensor((*columns, numels), dtype=torch.int64).T.contiguous()
         return cls(rows, shapes, numels, all(map(are_aligned, columns)))
 
-    def table(self, grads: Sequence[Tensor], device: torch.device, config: AdamWConfig) -> Table:
+    def table(
+        self, grads: Sequence[Tensor], addresses: Sequence[int], device: torch.device, config: AdamWConfig
+    ) -> Table:
+        """The table of these gradients, which lie at `addresses`. Raises ValueError as `make_table`."""
         _require_whole(grads, device, self.shapes)
-        addresses = [x.data_ptr() for x in grads]
         rows = self.rows.clone()
         rows[:, 1] = torch.tensor(addresses, dtype=torch.int64)
         chunks = chunks_of(self.numels, config.chunk, device)
@@ -115,7 +117,8 @@ def make_table(
 ) -> Table:  # fmt: skip
     """The table of tensors that stay where they are. Raises ValueError unless all are fp32, contiguous, on one device
     and of their parameter's shape."""
-    return _Kept.of(params, exp_avgs, exp_avg_sqs).table(grads, params[0].device, config)
+    addresses = [x.data_ptr() for x in grads]
+    return _Kept.of(params, exp_avgs, exp_avg_sqs).table(grads, addresses, params[0].device, config)
 
 
 def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> tuple[float, ...]:
@@ -135,13 +138,13 @@ def _table(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor]
 ) -> Table:
     stays = (*map(Tensor.data_ptr, (*params, *exp_avgs, *exp_avg_sqs)), *map(Tensor.numel, params))
-    key = stays, tuple(map(Tensor.data_ptr, grads))
+    addresses = tuple(map(Tensor.data_ptr, grads))
 
     def make() -> Table:
         base = made_once(_KEPT, stays, lambda: _Kept.of(params, exp_avgs, exp_avg_sqs))
-        return base.table(grads, params[0].device, DEFAULT)
+        return base.table(grads, addresses, params[0].device, DEFAULT)
 
-    return made_once(_TABLES, key, make)
+    return made_once(_TABLES, (stays, addresses), make)
 
 
 def step_triton(
@@ -249,8 +252,8 @@ def _(
 
 @dataclass(frozen=True)
 class _Counters:
-    """The numbers of steps that the states of one group have made: fp32 [states] on the host, as numpy sees the same
-    memory, and the view of each."""
+    """How many steps each state of a group has made. together: fp32 [states] on the host; numbers: the same memory as
+    numpy's array; places: a view of each, which is the state's own."""
 
     together: Tensor
     numbers: Any
@@ -352,8 +355,8 @@ class AdamW(torch.optim.Optimizer):
     def _advanced(self, index: int, states: Sequence[dict[str, Any]]) -> list[float]:
         """The counters of a group's states, one step on.
 
-        They lie in one tensor, of which each state has its place: advanced and read one by one they took a third of a
-        step's time on the host.
+        They lie in one tensor, of which each state has its place: one by one, each would be a call of torch's to
+        advance and one to read.
         """
         counters = [state["step"] for state in states]
         kept = self._counters.get(index)

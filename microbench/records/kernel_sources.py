@@ -70,12 +70,12 @@ EARLIER = {
     # before trees of tiles were walked by places in flat arrays, which finds the same leaves
     "858bf7046cda": "39f9d32326f9",  # gemm
     # while every tensor of a step was looked at anew
-    "43036962e371": "143b81a8a266",  # adamw_
-    "424aafa9a015": "fdf7ab43b02c",  # adamw_clipped_
+    "43036962e371": "4d9167482660",  # adamw_
+    "424aafa9a015": "0d1df41f2956",  # adamw_clipped_
     "675477737b83": "0f000802fdf0",  # gradient_norm
     # while every counter of steps was a tensor by itself
-    "2cfd0e8b1f1e": "143b81a8a266",  # adamw_
-    "b91052b774c1": "fdf7ab43b02c",  # adamw_clipped_
+    "2cfd0e8b1f1e": "4d9167482660",  # adamw_
+    "b91052b774c1": "0d1df41f2956",  # adamw_clipped_
     "d403a149b901": "0f000802fdf0",  # gradient_norm
 }
 

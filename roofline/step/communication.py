@@ -46,7 +46,7 @@ _DIVIDED = ("_proj", "_norm")  # how these modules are called in a stream that d
 MOST_LOST = 0.75
 
 
-def slowest_of(ranks: int) -> float:
+def slowest_host_factor(ranks: int) -> float:
     """The host seconds of the slowest of so many processes over those of one, both at the median.
 
     Ranks meet in each collective, so that a step goes at the pace of the slowest host. Processes of one machine differ

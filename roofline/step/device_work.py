@@ -244,7 +244,7 @@ def device_work(
         if op.name == ONE_CALL:
             timed.append(TimedOp(op.phase, op.kind, host.bare_call(*json.loads(op.args))))
             continue
-        n_tensors = listed_tensors(op.name, op.args, len(op.inputs))
+        n_tensors = listed_tensors(op)
         copy = times.copied.get(i)
         is_hooked = checkpoints and op.phase == "forward" and op.layer is not None
         beyond = _calls_beyond(stream, op)

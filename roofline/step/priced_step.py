@@ -27,7 +27,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
-from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes, slowest_of
+from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes, slowest_host_factor
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, bound_seconds, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
@@ -87,7 +87,7 @@ class PricedStep:
     def host_costs(self) -> HostCosts:
         """Of several ranks those of the slowest one's host."""
         host = self.host or self.profile.host or NO_HOST
-        return host.scaled(slowest_of(self.run.layout.world)) if self.run.is_parallel else host
+        return host.scaled(slowest_host_factor(self.run.layout.world)) if self.run.is_parallel else host
 
     @cached_property
     def fabric(self) -> Fabric | None:

@@ -129,9 +129,7 @@ def of_lists(plan: HostPlan) -> float:
 
     def of(stream: Stream) -> float:
         ops = [op for op in stream.ops if op.phase == "optimizer" and (op.kind == "host" or '"ts"' in op.args)]
-        return sum(
-            host.seconds("optimizer", op.kind, tensors=listed_tensors(op.name, op.args, len(op.inputs))) for op in ops
-        )
+        return sum(host.seconds("optimizer", op.kind, tensors=listed_tensors(op)) for op in ops)
 
     streams = plan_streams(plan, "cuda")
     return of(streams[HIGH]) - of(streams[LOW])

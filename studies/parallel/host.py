@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
-from flopcast.roofline.step.communication import calls_around, slowest_of
+from flopcast.roofline.step.communication import calls_around, slowest_host_factor
 from flopcast.roofline.step.device_work import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream
@@ -154,7 +154,7 @@ def small_steps() -> dict[str, list[float]]:
     """Calls around each collective, or around each call, of the first host's steps: of the slower rank's host, as a
     forecast has it."""
     host = HostCosts.load(HOST)
-    call = host.seconds("forward", "launch") * slowest_of(2)
+    call = host.seconds("forward", "launch") * slowest_host_factor(2)
     found: dict[str, list[Any]] = {"sharded": [], "divided": []}
     for step, ranks in read().items():
         stream = stream_of(step) if is_fitted(step) and step.mode == "eager" else None
@@ -237,7 +237,7 @@ def compiled() -> None:
     """Of compiled steps: calls around each collective of sharded layers, shares of entering a graph of cut ones."""
     host = default_host()
     call, costs = (
-        (of_slowest := host.scaled(slowest_of(2))).seconds("forward", "launch"),
+        (of_slowest := host.scaled(slowest_host_factor(2))).seconds("forward", "launch"),
         of_slowest.graph_costs("compile"),
     )
     found: dict[str, list[float]] = {"calls around each collective": [], "of entering a graph": []}

@@ -5,8 +5,8 @@
     ... --steps compiled                                                    compiled ones
     ... --steps compiled-larger                                             compiled ones that the device bounds
     torchrun --nproc-per-node 4 -m studies.parallel.steps OUT --steps four  those over four GPUs
-    ... --steps four-even                                                   where host and device take as long
-    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT --steps even  the same over two
+    ... --steps four-balanced                                                   where host and device take as long
+    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT --steps balanced  the same over two
     ... --steps compiled-four                                               compiled ones over four GPUs
     ... --steps trained                                                     clipped, fine-tuned, by other optimizers
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
@@ -219,7 +219,7 @@ FOUR = (
 )
 
 # Over four GPUs, where host and device take about as long, chosen before any of them was forecast.
-FOUR_EVEN = (
+FOUR_BALANCED = (
     Step("qwen3-0.6b", "fsdp=4", 8, 1024),
     Step("llama-3.2-1b", "fsdp=4", 4, 1024),
     Step("gpt2", "ddp=4", 4, 1024),
@@ -235,7 +235,7 @@ FOUR_EVEN = (
 )
 
 # The same over two, chosen after the law of the slowest host was fixed and before any of them was forecast.
-EVEN = (
+BALANCED = (
     Step("qwen3-0.6b", "fsdp={n}", 8, 1024),
     Step("llama-3.2-1b", "fsdp={n}", 2, 1024),
     Step("gpt2", "zero2={n}", 8, 1024),
@@ -284,7 +284,7 @@ TRAINED = (
 
 GROUPS = {
     "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
-    "four-even": FOUR_EVEN, "even": EVEN, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
+    "four-balanced": FOUR_BALANCED, "balanced": BALANCED, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
 }  # fmt: skip
 ALL = tuple(step for steps in GROUPS.values() for step in steps)
 

@@ -117,10 +117,10 @@ SECTIONS = {
     ),
     "four": Section("Over four GPUs", by_two=True),
     "four again": Section("The same over four GPUs, on another host", FOLDER / "host-5.json", AGAIN),
-    "four-even": Section(
+    "four-balanced": Section(
         "Over four GPUs, where host and device take about as long", FOLDER / "host-9.json", is_profiled=False
     ),
-    "even": Section(
+    "balanced": Section(
         "Over two GPUs, where host and device take about as long", FOLDER / "host-10.json", is_profiled=False
     ),
     "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json", is_profiled=False),

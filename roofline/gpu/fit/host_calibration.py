@@ -83,7 +83,7 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
         kind = "launch" if op.kind == "sync" else op.kind
         amount = 1
         if op.phase == "optimizer":
-            counts[op.phase]["tensors"] += listed_tensors(op.name, op.args, len(op.inputs))
+            counts[op.phase]["tensors"] += listed_tensors(op)
         if op.phase == "optimizer" and kind == "launch":
             lowered = lower(stream, op)
             amount = launches(lowered[0]) if lowered is not None else 0

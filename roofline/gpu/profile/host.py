@@ -26,6 +26,7 @@ from flopcast.json_files import read_json
 from flopcast.roofline.base.numbers import Z_90, Basis
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts, mean_graph_costs
+from flopcast.roofline.stream.ops.op_stream import Op, packet
 
 SCHEMA = 1
 KIND = "host"
@@ -39,7 +40,7 @@ CALL_OVER_FORWARD = 0.94
 # is measured: flopcast's optimizer makes a table of addresses, and each norm that clipping stacks was allocated, asked
 # for its device and is freed. Tiny models of two depths beside torch's fused AdamW in the same run (`python -m
 # studies.calls.optimizers --adamw`): 1.6 and, with clipping, 1.8 on an H200's host; 3.1 and 7.4 on two.
-LISTED = {
+LIST_TENSOR_WEIGHT = {
     "flopcast.adamw_": 1.7, "flopcast.adamw_clipped_": 1.7, "flopcast.gradient_norm": 1.7, "aten.stack": 4.8,
 }  # fmt: skip
 # Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
@@ -170,10 +171,9 @@ class HostCosts:
         return host
 
 
-def listed_tensors(name: str, args: str, operands: int) -> float:
-    """The tensors that a call takes in lists, by what each costs the host (`LISTED`); its name, arguments and number of
-    operands as in a stream. 0 for a call that takes none."""
-    return operands * LISTED.get(".".join(name.split(".")[:2]), 1.0) if '"ts"' in args else 0.0
+def listed_tensors(op: Op) -> float:
+    """How many tensors an operation takes in lists, each by its `LIST_TENSOR_WEIGHT`; 0 where it takes none."""
+    return len(op.inputs) * LIST_TENSOR_WEIGHT.get(packet(op.name), 1.0) if '"ts"' in op.args else 0.0
 
 
 # `--host none`: the device alone.

@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import NO_HOST, PROCESS_SPREAD, default_host
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.communication import Fabric, calls_around, slowed, slowest_of
+from flopcast.roofline.step.communication import Fabric, calls_around, slowed, slowest_host_factor
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import Span
@@ -76,19 +76,19 @@ def test_python_around_calls_is_the_hosts() -> None:
 
 def test_the_slowest_of_more_ranks_is_slower() -> None:
     """At the median of draws; one rank is as slow as itself."""
-    factors = [slowest_of(ranks) for ranks in (1, 2, 3, 4, 8, 64, 1024)]
+    factors = [slowest_host_factor(ranks) for ranks in (1, 2, 3, 4, 8, 64, 1024)]
     assert factors[0] == 1.0
     assert factors == sorted(set(factors))
     drawn = np.exp(PROCESS_SPREAD * np.random.default_rng(0).standard_normal((100_000, 4)).max(axis=1))
-    assert slowest_of(4) == pytest.approx(float(np.median(drawn)), rel=2e-3)
+    assert slowest_host_factor(4) == pytest.approx(float(np.median(drawn)), rel=2e-3)
 
 
 def test_a_step_of_several_ranks_takes_the_slowest_ones_host() -> None:
     for layout in ("ddp", "tp"):
         both, shipped = priced(layout).host_costs, default_host()
-        assert both.forward["launch"] == pytest.approx(shipped.forward["launch"] * slowest_of(2))
+        assert both.forward["launch"] == pytest.approx(shipped.forward["launch"] * slowest_host_factor(2))
         entered = (host.graph_costs("compile").entry("forward") for host in (both, shipped))
-        assert next(entered) == pytest.approx(next(entered) * slowest_of(2))
+        assert next(entered) == pytest.approx(next(entered) * slowest_host_factor(2))
 
 
 def test_collectives_run_on_their_lanes_and_are_waited_for() -> None:

@@ -10,7 +10,8 @@ from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.host import warm_value
 from flopcast.roofline.gpu.fit.host_calibration import adamw_host_plans, host_plan, plan_streams
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import LISTED, listed_tensors
+from flopcast.roofline.gpu.profile.host import LIST_TENSOR_WEIGHT, listed_tensors
+from flopcast.roofline.stream.ops.op_stream import Op
 from studies.calls.optimizers import forecast_of, line, of_adamw
 from studies.imports import ROOT
 
@@ -48,7 +49,9 @@ def test_a_parameter_of_ours_costs_the_host_what_one_of_torchs_does() -> None:
 
 
 def test_tensors_count_by_what_each_costs_the_host() -> None:
-    lists = '[{"ts":[0,3]}]'
-    assert listed_tensors("aten._foreach_mul_.Tensor", lists, 3) == 3
-    assert listed_tensors("aten.stack.default", lists, 3) == 3 * LISTED["aten.stack"]
-    assert listed_tensors("aten.add_.Tensor", '[{"t":0}]', 3) == 0
+    def counted(name: str, args: str) -> float:
+        return listed_tensors(Op(name, "optimizer", (0, 1, 2), (), (), args))
+
+    assert counted("aten._foreach_mul_.Tensor", '[{"ts":[0,3]}]') == 3
+    assert counted("aten.stack.default", '[{"ts":[0,3]}]') == 3 * LIST_TENSOR_WEIGHT["aten.stack"]
+    assert counted("aten.add_.Tensor", '[{"t":0}]') == 0

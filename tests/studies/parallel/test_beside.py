@@ -25,10 +25,10 @@ def test_processes_at_once_are_as_fast_as_the_law_of_the_slowest_one_says() -> N
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in report(rows_in(file)).splitlines()]
     at_once = {row[1]: row[3:] for row in rows if row[0] == "4"}
     assert at_once == {"forward": ["0.99", "1.12"], "backward": ["1.02", "1.09"]}
-    told = " ".join((communication.slowest_of.__doc__ or "").split())
+    told = " ".join((communication.slowest_host_factor.__doc__ or "").split())
     for numbers in zip(at_once["forward"], at_once["backward"], strict=True):
         assert " and ".join(numbers) in told
-    assert all(float(slowest) <= communication.slowest_of(4) for _, slowest in at_once.values())
+    assert all(float(slowest) <= communication.slowest_host_factor(4) for _, slowest in at_once.values())
 
 
 def test_a_call_is_the_slope_between_two_depths() -> None:

@@ -13,7 +13,16 @@ from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.priced_step import COMPILED_RANKS
 from studies.parallel import overlap
 from studies.parallel.measured import AGAIN, FILE, read
-from studies.parallel.steps import COMPILED, COMPILED_FOUR, COMPILED_LARGER, EVEN, FOUR_EVEN, TRAINED, Kernel, Step
+from studies.parallel.steps import (
+    BALANCED,
+    COMPILED,
+    COMPILED_FOUR,
+    COMPILED_LARGER,
+    FOUR_BALANCED,
+    TRAINED,
+    Kernel,
+    Step,
+)
 from studies.parallel.timeline import FOLDER, SECTIONS, is_fitted, page, run_with, timed
 
 # The quickest to trace. gpt2-fsdp-8x1024 was within 9% until a step took its slowest rank's host: that of the first
@@ -118,7 +127,8 @@ def test_compiled_steps_over_four_gpus_are_as_near_as_the_table_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "middle", "most"), [("even", EVEN, 4.5, 17.8), ("four-even", FOUR_EVEN, 5.7, 25.6)]
+    ("name", "steps", "middle", "most"),
+    [("balanced", BALANCED, 4.5, 17.8), ("four-balanced", FOUR_BALANCED, 5.7, 25.6)],
 )
 def test_steps_that_host_and_device_bound_alike_are_as_near_as_the_table_says(
     name: str, steps: Sequence[Step], middle: float, most: float
