@@ -151,7 +151,8 @@ def _of_times(ranks: Sequence[Any]) -> dict[str, Any]:
     return {
         "value": value, "seconds": value, "unit": "seconds", "samples": rounded(samples), "n": len(samples),
         "timer": "wall", "host_seconds": sum(hosts) / len(hosts), "rank_host_seconds": rounded(hosts),
-        "peak_bytes": [rank.peak_bytes for rank in ranks], "used_bytes": [rank.used_bytes for rank in ranks],
+        "peak_bytes": [rank.peak_bytes for rank in ranks],
+        "reserved_bytes": [rank.reserved_bytes for rank in ranks], "used_bytes": [rank.used_bytes for rank in ranks],
     }  # fmt: skip
 
 

@@ -113,6 +113,7 @@ class StepRow(Row, total=False):
     host_samples: Sequence[NonNegative]
     phase_seconds: dict[str, NonNegative]  # host seconds of "forward", "backward", "optimizer"
     peak_bytes: Count | None  # as torch's allocator counted them, without the tiny models' memory
+    reserved_bytes: Count | None  # what the allocator took of the device at most, the tiny models' memory included
     n_params: Count
     host_samples_before: Count  # samples of the tiny models taken before this step in its session
     steps_per_round: Count  # timed in a row; five of short ones, two at least of long ones, where a row does not say
@@ -213,6 +214,7 @@ class ParallelStepRow(GroupRow, total=False):
     host_seconds: NonNegative  # to enqueue one step on idle GPUs, the mean of ranks
     rank_host_seconds: Sequence[NonNegative]
     peak_bytes: Sequence[Count]  # as torch's allocator counts them
+    reserved_bytes: Sequence[Count]  # what it takes of the device
     used_bytes: Sequence[Count]  # as the driver does, with NCCL's own
 
 

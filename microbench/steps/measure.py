@@ -43,8 +43,8 @@ class Kernel:
 @dataclass(frozen=True)
 class StepTiming:
     """Seconds of a steady step, one entry per repetition of `steps_per_round` steps in a row; `peak_bytes` as torch's
-    allocator counted them, `reading` the device's clocks, power and throttling in one more step after the last
-    round."""
+    allocator counted them, `reserved_bytes` what it took of the device for them, `reading` the device's clocks, power
+    and throttling in one more step after the last round."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -52,6 +52,7 @@ class StepTiming:
     backward_seconds: tuple[float, ...]
     optimizer_seconds: tuple[float, ...]
     peak_bytes: int | None
+    reserved_bytes: int | None
     steps_per_round: int
     reading: Reading | None = None
 
@@ -106,7 +107,7 @@ def _timed(
     step.run()
     _drain(step)
     last = max(time.perf_counter() - start, 1e-9)
-    peak = torch.cuda.max_memory_allocated() if is_cuda else None
+    peak, reserved = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if is_cuda else (None, None)
     steps_per_round = max(min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / last)))
     steps_per_round = max(steps_per_round, int(least_round_seconds / last))
     if read is not None:
@@ -115,7 +116,7 @@ def _timed(
     is_held = timing.reading is not None and timing.reading.throttled
     if is_held and not (isinstance(step, InferenceStep) and step.phase == "decode"):
         timing = _rounds(step, rounds, max(steps_per_round, ceil(SUSTAINED_SECONDS / last)), read)
-    return replace(timing, peak_bytes=peak)
+    return replace(timing, peak_bytes=peak, reserved_bytes=reserved)
 
 
 def _drain(step: TrainingStep | InferenceStep) -> None:
@@ -161,6 +162,7 @@ def _rounds(
         backward_seconds=tuple(phases["backward"]),
         optimizer_seconds=tuple(phases["optimizer"]),
         peak_bytes=None,
+        reserved_bytes=None,
         steps_per_round=steps_per_round,
         reading=reading,
     )

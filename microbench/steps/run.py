@@ -289,6 +289,7 @@ def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
         },
         "steps_per_round": timing.steps_per_round,
         "peak_bytes": timing.peak_bytes - held_bytes if timing.peak_bytes else timing.peak_bytes,
+        "reserved_bytes": timing.reserved_bytes,
         **(timing.reading or Reading()).as_row(),
     }
 

@@ -26,7 +26,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
-from flopcast.roofline.step.memory import rounded
+from flopcast.roofline.step.memory.allocator import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.grouped import ONE_CALL, even_groups, is_group_by_group, is_grouped

@@ -77,6 +77,7 @@ class Forecast:
     hfu: float
     peak_flops_per_second: float
     peak_bytes: int
+    reserved_bytes: int
     needed_bytes: int
     fits: bool
     kernels: int

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import cache_bytes, is_scale
+from flopcast.roofline.step.memory.peak import cache_bytes, is_scale
 from flopcast.roofline.stream.lowering.classes import op_class
 from flopcast.roofline.stream.ops.op_stream import Stream, packet
 

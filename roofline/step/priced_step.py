@@ -26,11 +26,12 @@ from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
-from flopcast.roofline.step import memory
 from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes, slowest_host_factor
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, bound_seconds, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
+from flopcast.roofline.step.memory.needed import first_bucket_bytes, holds_first_buckets, needed_bytes
+from flopcast.roofline.step.memory.peak import Target, peak_bytes, peak_parts, reserved_bytes
 from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.step.uncertainty import (
@@ -274,35 +275,35 @@ class PricedStep:
         return max(streams, key=self._peak_of)
 
     def _peak_of(self, stream: Stream) -> int:
-        return memory.peak_bytes(stream, self._workspace_bytes, is_captured=self._is_captured)
+        return peak_bytes(stream, self._target)
 
     @property
-    def _is_captured(self) -> bool:
-        return self.mode == "compile-graphs"
-
-    @property
-    def _workspace_bytes(self) -> int:
-        return memory.workspace_bytes(self.profile.capability, is_captured=self._is_captured)
+    def _target(self) -> Target:
+        return target_of(self.profile, self.mode)
 
     @cached_property
     def _first_bucket_bytes(self) -> int:
         """Of DistributedDataParallel: what is held beyond the steady step's by steps so quick that torch's watchdog has
         not looked in between."""
-        buckets = memory.first_bucket_bytes(self._fullest)
-        return buckets if buckets and memory.holds_first_buckets(self.timeline.step_seconds()) else 0
+        buckets = first_bucket_bytes(self._fullest)
+        return buckets if buckets and holds_first_buckets(self.timeline.step_seconds()) else 0
 
     @cached_property
     def memory_parts(self) -> Mapping[str, int]:
         """The peak by part."""
         if self.run.phase != "train":
             return memory_parts(self.stream, self.peak_bytes)
-        found = memory.peak_parts(self._fullest, self._workspace_bytes, is_captured=self._is_captured)
+        found = peak_parts(self._fullest, self._target)
         sent = {"communication": found.pop("communication") + self._first_bucket_bytes}
         return {**found, **(sent if self.run.is_parallel else {})}
 
     @property
+    def reserved_bytes(self) -> int:
+        return reserved_bytes(self._fullest, self._target) + self._first_bucket_bytes
+
+    @property
     def needed_bytes(self) -> int:
-        return memory.needed_bytes(self.peak_bytes, self.run.layout)
+        return needed_bytes(self._fullest, self.run.layout, self._target) + self._first_bucket_bytes
 
     @property
     def fits(self) -> bool:
@@ -437,6 +438,7 @@ class PricedStep:
             hfu=self.hardware_flops / step / whole,
             peak_flops_per_second=peak,
             peak_bytes=self.peak_bytes,
+            reserved_bytes=self.reserved_bytes,
             needed_bytes=self.needed_bytes,
             fits=self.fits,
             memory=self.memory_parts,
@@ -484,6 +486,11 @@ def forecast(
 def traced_of(run: Run, profile: Profile) -> Traced:
     """Returns those settings of the run and the device that decide the op stream."""
     return run.traced_on(run.device_of(profile.device))
+
+
+def target_of(profile: Profile, mode: str) -> Target:
+    """Returns what a step's memory depends on besides its operations."""
+    return Target(profile.capability, profile.device.get("sm_count"), mode == "compile-graphs")
 
 
 def peak_for(profile: Profile, precision: str) -> float:

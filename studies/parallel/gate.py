@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.collectives import collectives

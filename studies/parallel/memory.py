@@ -14,17 +14,14 @@ from statistics import median
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import default_host
-from flopcast.roofline.step.memory import (
+from flopcast.roofline.step.memory.needed import (
     CONTEXT_BYTES,
-    PARTS,
     WATCHDOG_SECONDS,
     first_bucket_bytes,
     holds_first_buckets,
     nccl_bytes,
-    peak_bytes,
-    peak_parts,
-    workspace_bytes,
 )
+from flopcast.roofline.step.memory.peak import PARTS, Target, peak_bytes, peak_parts
 from flopcast.roofline.step.priced_step import PricedStep
 from studies.command import parser_of
 from studies.markdown import table
@@ -32,7 +29,7 @@ from studies.parallel.measured import read
 from studies.parallel.steps import Measured, Step
 from studies.parallel.timeline import GPU, run_of, stream_of
 
-CAPABILITY = (9, 0)
+H200 = Target(capability=(9, 0), sm_count=132)
 MIB = 1024**2
 
 
@@ -73,11 +70,10 @@ def compared(step: Step, ranks: Sequence[Measured]) -> Compared:
     run = run_of(step, ranks[0].ranks)
     run.check()
     last = stream_of(step)
-    workspace = workspace_bytes(CAPABILITY)
     stages = (*last.stages_before, last)
-    peaks = [peak_bytes(stage, workspace) for stage in stages]
+    peaks = [peak_bytes(stage, H200) for stage in stages]
     stream = stages[peaks.index(max(peaks))]
-    parts = dict(peak_parts(stream, workspace))
+    parts = dict(peak_parts(stream, H200))
     assert sum(parts.values()) == max(peaks)
     seconds = PricedStep(last, run, find_profile(GPU), default_host()).timeline.step_seconds()
     return Compared(

@@ -26,10 +26,12 @@ VECTOR_FROM = 128.0  # elements of a contiguous row from which on it is read by 
 
 class Plan(NamedTuple):
     """One entry per call: `loads` that a thread does one after another; `merged` partial sums that a thread of the last
-    block adds up (0 where one block makes a result)."""
+    block adds up (0 where one block makes a result); `parts`: partial sums that blocks leave in memory for it (0 as
+    well)."""
 
     loads: Array
     merged: Array
+    parts: Array
 
 
 def plan(variant: CallVariant, results: Array, count: Array, sm_count: float) -> Plan:
@@ -87,7 +89,7 @@ def _along_rows(results: Array, count: Array, sm_count: float) -> Plan:
     parts = _parts(values, across, grid, width * height, sm_count)
     loads = np.ceil(values / parts / UNROLLED)
     merged = np.where(parts > 1, np.ceil(parts / (width * height)), 0.0)
-    return Plan(loads, merged)
+    return Plan(loads, merged, np.where(parts > 1, results * parts, 0.0))
 
 
 def columns(results: Array, count: Array, sm_count: float) -> Plan:
@@ -100,7 +102,7 @@ def columns(results: Array, count: Array, sm_count: float) -> Plan:
     parts = _parts(values, across, grid, width * height, sm_count)
     loads = np.ceil(np.ceil(values / parts) / UNROLLED)
     merged = np.where(parts > 1, np.ceil(parts / height), 0.0)
-    return Plan(loads, merged)
+    return Plan(loads, merged, np.where(parts > 1, results * parts * width * vector, 0.0))
 
 
 def _channels_last(channels: Array, count: Array) -> Plan:
@@ -111,7 +113,8 @@ def _channels_last(channels: Array, count: Array) -> Plan:
     high = np.minimum(_power_below(np.ceil(count / ROWS_LAST)), THREADS / wide)
     parts = np.minimum(np.ceil(count / (high * ROWS_LAST)), PARTS_LAST)
     parts = np.where(parts < LEAST_PARTS_LAST, 1.0, parts)
-    return Plan(np.ceil(count / (high * parts)), np.where(parts > 1.0, np.ceil(parts / high), 0.0))
+    merged = np.where(parts > 1.0, np.ceil(parts / high), 0.0)
+    return Plan(np.ceil(count / (high * parts)), merged, np.where(parts > 1.0, channels * parts, 0.0))
 
 
 def _scan(rows: Array, count: Array) -> Plan:
@@ -119,7 +122,9 @@ def _scan(rows: Array, count: Array) -> Plan:
     single row is scanned by all blocks in one pass (cub)."""
     difference = np.ceil(np.log2(count)) - np.ceil(np.log2(rows))
     across = np.clip(np.floor((9.0 + difference) / 2.0), 4.0, 9.0)
-    return Plan(np.where(rows > 1, np.ceil(count / np.exp2(across + 1.0)), 1.0), np.zeros_like(rows))
+    return Plan(
+        np.where(rows > 1, np.ceil(count / np.exp2(across + 1.0)), 1.0), np.zeros_like(rows), np.zeros_like(rows)
+    )
 
 
 def _block(dim0: Array, dim1: Array, threads: Array) -> tuple[Array, Array]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
-from flopcast.roofline.step.priced_step import traced_of
+from flopcast.roofline.step.memory.needed import needed_bytes
+from flopcast.roofline.step.priced_step import target_of, traced_of
 from flopcast.roofline.stream.library.ahead import compile_ahead
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.library.streams import get_stream
@@ -26,11 +26,10 @@ def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile)
 
     Raises UsageError as `forecast` does, where more than `MOST` would fit, and for a factory that takes no batch."""
     run.check()
-    capability, is_captured = profile.capability, run.mode == "compile-graphs"
-    workspace = workspace_bytes(capability, is_captured=is_captured)
+    target = target_of(profile, run.mode)
 
     def needed(stream: Stream) -> int:
-        return needed_bytes(peak_bytes(stream, workspace, is_captured=is_captured), run.layout)
+        return needed_bytes(stream, run.layout, target)
 
     if isinstance(model, Module):
         module, device = model, run.device_of(profile.device)

@@ -19,7 +19,7 @@ from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.forecast import Forecast
-from flopcast.roofline.step.memory import PARTS
+from flopcast.roofline.step.memory.peak import PARTS
 from flopcast.roofline.step.questions.many_gpus import MANY_GPUS, Gpu, Step, forecasting
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.prefetch import prefetched

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 from weakref import finalize
 
 from flopcast import files
@@ -29,6 +29,7 @@ FOLDED_PARALLEL = 4
 
 
 Of = TypeVar("Of")  # what a function of a stream returns
+Beside = ParamSpec("Beside")  # what else it is given
 
 
 class NotDerivable(ValueError):
@@ -114,17 +115,20 @@ class Stream:
         return sum(s.bytes for s in self.storages if s.kind == "parameter")
 
 
-def once_per_stream(function: Callable[[Stream], Of]) -> Callable[[Stream], Of]:
-    """Decorates a function of a stream alone, which is then computed once while the stream lives: a step is priced on
-    many GPUs."""
-    known: dict[int, Of] = {}
+def once_per_stream(function: Callable[Concatenate[Stream, Beside], Of]) -> Callable[Concatenate[Stream, Beside], Of]:
+    """Decorates a function of a stream, and of hashable values beside it, which is then computed once for each of these
+    while the stream lives: a step is priced on many GPUs."""
+    known: dict[int, dict[tuple[Any, ...], Of]] = {}
 
     @wraps(function)
-    def of(stream: Stream) -> Of:
+    def of(stream: Stream, /, *beside: Beside.args, **named: Beside.kwargs) -> Of:
         if id(stream) not in known:
-            known[id(stream)] = function(stream)
+            known[id(stream)] = {}
             finalize(stream, known.pop, id(stream), None).atexit = False
-        return known[id(stream)]
+        of_stream, key = known[id(stream)], (*beside, *sorted(named.items()))
+        if key not in of_stream:
+            of_stream[key] = function(stream, *beside, **named)
+        return of_stream[key]
 
     return of
 

@@ -89,7 +89,7 @@ def host_words(found: Forecast) -> str:
 def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) -> None:
     """Prints the step and its device time by class on stdout, the forecast's warnings on stderr. The first line is the
     forecast's advice, where it has one."""
-    from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION, nccl_bytes
+    from flopcast.roofline.step.memory.needed import CONTEXT_BYTES, nccl_bytes
 
     outside = nccl_bytes(run.layout)
     if found.advice:
@@ -108,11 +108,11 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         *_inference_rows(found),
         *_flops_rows(found, run),
         ["peak memory, allocated", gigabytes(found.peak_bytes) + _memory_words(found)],
+        ["peak memory, reserved", f"{gigabytes(found.reserved_bytes)} where the GPU has it"],
         [
             "memory needed",
-            f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES + outside)} of context"
-            f"{' and NCCL' * bool(outside)} and {FRAGMENTATION:.0%} for fragmentation: "
-            f"{'fits' if found.fits else 'DOES NOT FIT'}",
+            f"{gigabytes(found.needed_bytes)} at least, with {gigabytes(CONTEXT_BYTES + outside)} of context"
+            f"{' and NCCL' * bool(outside)}: {'fits' if found.fits else 'DOES NOT FIT'}",
         ],
     ]
     if largest_batch is not None:

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from flopcast.microbench.recipe.layout import Layout
-from flopcast.roofline.step.memory import holds_first_buckets
+from flopcast.roofline.step.memory.needed import holds_first_buckets
 from studies.parallel.measured import FILE, read, write
 from studies.parallel.memory import MIB, Compared, compared
 from studies.parallel.steps import ALL, STEPS, Step

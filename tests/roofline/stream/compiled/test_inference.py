@@ -17,7 +17,7 @@ from flopcast.microbench.recipe.settings import NEW_TOKENS, QUANTISED
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import describe_ops
-from flopcast.roofline.step.memory import cache_bytes, peak_bytes
+from flopcast.roofline.step.memory.peak import cache_bytes, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.compiled import stream_of
 from flopcast.roofline.stream.library.streams import folding

@@ -11,7 +11,7 @@ import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import describe_ops
-from flopcast.roofline.step.memory import peak_bytes, workspace_bytes
+from flopcast.roofline.step.memory.peak import Target, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.compiled.layers import fold
 from flopcast.roofline.stream.compiled.to_stream import to_stream
@@ -23,6 +23,7 @@ from studies.compiled.steps import Compared, compared
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
+H200 = Target(capability=(9, 0), sm_count=132)
 
 
 @cache
@@ -98,8 +99,7 @@ def test_memory_is_made_before_it_is_read_and_freed_once(name: str) -> None:
 def test_peak_memory_is_what_was_allocated_on_the_gpu(name: str, most: float) -> None:
     assert abs(found(name).bytes_error or 0.0) <= most
     compiled, eager = streams(name)
-    workspace = workspace_bytes((9, 0))
-    assert peak_bytes(compiled, workspace) < peak_bytes(eager, workspace)
+    assert peak_bytes(compiled, H200) < peak_bytes(eager, H200)
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama-3.2-1b-l2", 0.002), ("gpt2-l2", 0.002)])
@@ -109,8 +109,7 @@ def test_captured_graphs_hold_copies_of_what_they_read(name: str, most: float) -
     record = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))["timed"]["compile-graphs"]
     graphs = [replace(graph, captured=((0, len(graph.launches)),)) for graph in graphs_of(FOLDER, name)]
     stream = to_stream(graphs, streams(name)[1])
-    workspace = workspace_bytes((9, 0), is_captured=True)
-    assert peak_bytes(stream, workspace, is_captured=True) == pytest.approx(record["peak_bytes"], rel=most)
+    assert peak_bytes(stream, replace(H200, is_captured=True)) == pytest.approx(record["peak_bytes"], rel=most)
     copies = [op for op in stream.ops if op.name == "aten.copy_.default"]
     assert copies[0].phase == "forward"
 

@@ -10,7 +10,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.stream.library import streams
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.library.streams import get_stream, trace_now

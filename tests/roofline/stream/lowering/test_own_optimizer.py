@@ -24,7 +24,7 @@ from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.settings import CLIPPING, OPTIMIZERS, Recipe
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions.alternatives import advise
 from flopcast.roofline.stream.compiled.profiled import class_of_kernel

@@ -12,7 +12,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.step.questions.largest_batch import largest_batch
 from flopcast.roofline.step.questions.many_gpus import gpu_of

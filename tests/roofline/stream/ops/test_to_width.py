@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import FunctionStep, build
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params, with_depth
 from flopcast.roofline.stream.model.run import Traced

@@ -13,7 +13,7 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.memory import is_scale, peak_bytes
+from flopcast.roofline.step.memory.peak import is_scale, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters

@@ -18,7 +18,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import WITHOUT_GRADIENTS
 from flopcast.roofline.step.inference import memory_parts, turning_batch, weight_bytes
-from flopcast.roofline.step.memory import cache_bytes, peak_bytes
+from flopcast.roofline.step.memory.peak import cache_bytes, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.lowering.six_n import count_parameters

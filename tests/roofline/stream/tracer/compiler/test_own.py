@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import default_host
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library import compiled as library
 from flopcast.roofline.stream.library.modules import module_stream, run_of_stream

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import COMPILED_RANKS, PricedStep
 from flopcast.roofline.stream.compiled.to_rank import GRAPH
 from flopcast.roofline.stream.library.compiled import rank_stream

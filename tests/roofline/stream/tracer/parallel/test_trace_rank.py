@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.stream.model.models import make_config, n_params
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.collectives import collectives

@@ -1,0 +1,153 @@
+"""Computes the peak memory of a step.
+
+It is what `torch.cuda.max_memory_allocated` would report: parameters, optimizer state, gradients, saved activations and
+autocast's cast weights (all of them storages of the stream) in the blocks that torch's allocator hands out for them,
+what kernels take while they run, and the workspaces of the libraries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from flopcast.roofline.step.memory.allocator import rounded
+from flopcast.roofline.step.memory.lifetimes import live_bytes
+from flopcast.roofline.stream.ops.op_stream import Storage, Stream, once_per_stream
+
+# cuBLAS keeps one workspace per handle: the forward's thread has one and autograd's another
+# (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
+_HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "communication", "libraries")
+_PART_OF = {
+    "parameter": "weights", "gradient": "gradients", "bucket": "gradients", "state": "optimizer", "cache": "cache",
+    "new cache": "cache",
+}  # fmt: skip
+_SENDING = ("c10d.", "fsdp.")  # operators that send, or copy what is sent
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the memory of a step depends on besides its operations: the GPU's compute capability and the number of its
+    multiprocessors (None: of the CPU, or not known), and whether all products run in captured CUDA graphs."""
+
+    capability: tuple[int, int] | None = None
+    sm_count: int | None = None
+    is_captured: bool = False
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The bytes of cuBLAS's workspaces; 0 on the CPU.
+
+        While a graph is captured its thread's handle has a workspace in the graph's own memory, which torch takes back
+        before and after it (torch/_inductor/cudagraph_trees.py, clear_cublas_manager): one at a time."""
+        if self.capability is None:
+            return 0
+        each = _HOPPER_WORKSPACE if self.capability >= (9, 0) else _WORKSPACE
+        return (1 if self.is_captured else _HANDLES) * each
+
+
+UNKNOWN = Target()
+
+
+def peak_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
+    """Returns the most bytes that are allocated during a step, with the workspaces of libraries.
+
+    Storages on the host do not count. Gradients live from the backward to the next step's zero_grad. Of captured graphs
+    each takes the workspace anew at its first product and gives it back at its end.
+    """
+    return _peak_of(stream, target).total
+
+
+def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
+    """Returns what `peak_bytes` is made of where it is reached, in bytes by PARTS.
+
+    Activations are all that is no other part: what the forward leaves for the backward, temporaries, inputs, cast
+    weights. Communication: what ranks gathered, and what waits to be sent, but for the buckets of
+    DistributedDataParallel, which are its gradients. Libraries: their workspaces."""
+    peak = _peak_of(stream, target)
+    at_peak = next(islice(live_bytes(stream, target.sm_count), peak.place, None))
+    sent = {
+        stream.tensors[i].storage
+        for op in stream.ops
+        if op.name.startswith(_SENDING)
+        for i in (*op.inputs, *op.outputs)
+    }
+    found = dict.fromkeys(PARTS, 0)
+    for i, block in at_peak.blocks.items():
+        storage = stream.storages[i]
+        rest = "communication" if i in sent else "activations"
+        part = "weights" if is_scale(storage) else _PART_OF.get(storage.kind, rest)
+        found[part] = found.get(part, 0) + (block.bytes if block else 0)
+    found["libraries"] = peak.workspace
+    found["gradients"] += at_peak.gradients_of_others
+    found["activations"] += peak.total - sum(found.values())  # scratch of kernels, layers that are repeated
+    return found
+
+
+def reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
+    """Returns the most bytes that torch's allocator takes of a device which has enough, as
+    `torch.cuda.max_memory_reserved` reports them."""
+    return _peaks(stream, target.sm_count, False).reserved + target.workspace_bytes
+
+
+def least_reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
+    """Returns the bytes of the device with which torch's allocator manages, however slow the step is then."""
+    found = (_peaks(stream, target.sm_count, is_short).reserved for is_short in (False, True))
+    return min(found) + target.workspace_bytes
+
+
+def is_scale(storage: Storage) -> bool:
+    """Whether a storage holds scales of packed weights: the buffers of layers do."""
+    return storage.kind == "buffer" and storage.layer is not None
+
+
+def cache_bytes(stream: Stream) -> int:
+    """Returns the bytes of the keys and values that a call of inference leaves; 0 for other steps."""
+    freed = {storage for op in stream.ops for storage in op.freed}
+    kinds = ("cache", "new cache")
+    return sum(rounded(s.bytes) for i, s in enumerate(stream.storages) if s.kind in kinds and i not in freed)
+
+
+class _Peak(NamedTuple):
+    """Where the most is live: bytes in all, of them the libraries' workspace, and the place among `live_bytes`."""
+
+    total: int
+    workspace: int
+    place: int
+
+
+def _peak_of(stream: Stream, target: Target) -> _Peak:
+    found, workspace = _peaks(stream, target.sm_count, False), target.workspace_bytes
+    if not target.is_captured:
+        return _Peak(found.anywhere + workspace, workspace, found.place)
+    return max(
+        _Peak(found.anywhere, 0, found.place),
+        _Peak(found.beside_products + workspace, workspace, found.place_beside_products),
+    )
+
+
+class _Peaks(NamedTuple):
+    """The most that is allocated and its place among `live_bytes`, of all and of those after a graph's first product;
+    the most that is taken of the device."""
+
+    anywhere: int
+    place: int
+    beside_products: int
+    place_beside_products: int
+    reserved: int
+
+
+@once_per_stream
+def _peaks(stream: Stream, sm_count: int | None, is_short: bool) -> _Peaks:
+    anywhere = beside = (0, 0)
+    reserved = 0
+    for place, live in enumerate(live_bytes(stream, sm_count, is_short=is_short)):
+        if live.allocated > anywhere[0]:
+            anywhere = live.allocated, place
+        if live.is_after_product and live.allocated > beside[0]:
+            beside = live.allocated, place
+        if live.reserved > reserved:
+            reserved = live.reserved
+    return _Peaks(*anywhere, *beside, reserved)

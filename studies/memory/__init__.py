@@ -1,0 +1,1 @@
+"""What steps take of a GPU's memory: allocated, reserved, and the least with which they run."""
