@@ -11,7 +11,6 @@ asked of the allocator and gave back, in order.
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 import subprocess
 import sys
@@ -64,7 +63,7 @@ def main() -> None:
 def _write(row: Row, out: Path, number: int) -> None:
     (out / "requests").mkdir(parents=True, exist_ok=True)
     name = f"{row['plan']['name'].replace('/', '-')}-{row['plan']['mode']}-{number}.json.gz"
-    write(out / "requests" / name, gzip.compress(json.dumps(row.pop("requests")).encode(), mtime=0))
+    write(out / "requests" / name, json.dumps(row.pop("requests")))
     with (out / "steps.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "requests": name}) + "\n")
 

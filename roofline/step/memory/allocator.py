@@ -10,12 +10,14 @@ made, this is torch's peak to the byte, but for the order in which the driver de
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 ROUNDED_TO = 512  # bytes: every block is a multiple of them
 MIB = 1024**2
 _SMALL, _SMALL_SEGMENT = MIB, 2 * MIB
 _LARGE_FROM, _COMMON_SEGMENT, _LARGE_STEP = 10 * MIB, 20 * MIB, 2 * MIB
 _LEAST_LEFT_OF_LARGE = MIB  # what is left of a large block is split off where it is more
+LEAST_KNOWN_TO = 0.01  # of what is allocated
 
 
 def rounded(size: int) -> int:
@@ -60,21 +62,22 @@ class _Pool:
         return self.free.pop(place)[2] if place < len(self.free) else None
 
 
+class DeviceIsFull(Exception):
+    """The device has no memory left for a segment."""
+
+
 class CachingAllocator:
-    """torch's allocator on one device. `allocated` and `reserved` are bytes as torch counts them.
+    """torch's allocator on a device of `capacity` bytes, or of as many as it asks for. `allocated`, the most that it
+    was, and `reserved`, what is taken of the device, are bytes as torch counts them."""
 
-    `is_short`: the device has no memory left, so that segments of which nothing is in use go back before another one is
-    taken, as torch does once the driver refuses one. So few bytes suffice for a step, which then is slow.
-    """
-
-    def __init__(self, *, is_short: bool = False) -> None:
-        self.allocated = self.reserved = 0
-        self._is_short = is_short
+    def __init__(self, capacity: int | None = None) -> None:
+        self.allocated = self.most_allocated = self.reserved = 0
+        self._capacity = capacity
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._next_address = 0
 
     def take(self, size: int, stream: int = 0) -> Block | None:
-        """Hands out a block for `size` bytes; None for none, as torch does."""
+        """Hands out a block for `size` bytes; None for none, as torch does. Raises DeviceIsFull."""
         if size <= 0:
             return None
         size = rounded(size)
@@ -92,6 +95,8 @@ class CachingAllocator:
             pool.add(rest)
         block.is_free = False
         self.allocated += block.bytes
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
         return block
 
     def give_back(self, block: Block | None) -> None:
@@ -116,18 +121,73 @@ class CachingAllocator:
         pool.add(block)
 
     def _segment(self, size: int, pool: _Pool) -> Block:
-        if self._is_short:
-            self._give_back_segments()
         if pool.is_small:
             bytes_ = _SMALL_SEGMENT
         else:
             bytes_ = _COMMON_SEGMENT if size < _LARGE_FROM else -(-size // _LARGE_STEP) * _LARGE_STEP
+        if not self._has_room(bytes_):  # once the driver refuses, what lies idle goes back to it
+            self._give_back_segments()
+            if not self._has_room(bytes_):
+                raise DeviceIsFull
         address = self._next_address
         self._next_address += bytes_
         self.reserved += bytes_
         return Block(address, bytes_, pool, None, None)
 
+    def _has_room(self, bytes_: int) -> bool:
+        return self._capacity is None or self.reserved + bytes_ <= self._capacity
+
     def _give_back_segments(self) -> None:
         for pool in self._pools.values():
             self.reserved -= sum(block.bytes for _, _, block in pool.free if block.is_segment)
             pool.free = [free for free in pool.free if not free[2].is_segment]
+
+
+# What is asked of an allocator, in order: bytes, or -n for the n-th block ever asked for, which is given back; each
+# with its CUDA stream.
+Requests = Sequence[tuple[int, int]]
+
+
+class RecordingAllocator(CachingAllocator):
+    """An allocator that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[int, int]] = []
+        self._numbers: dict[Block | None, int] = {}
+        self._asked = 0
+
+    def take(self, size: int, stream: int = 0) -> Block | None:
+        block = super().take(size, stream)
+        self._asked += 1
+        self._numbers[block] = self._asked
+        self.requests.append((size, stream))
+        return block
+
+    def give_back(self, block: Block | None) -> None:
+        self.requests.append((-self._numbers[block], 0))
+        super().give_back(block)
+
+
+def replay(requests: Requests, allocator: CachingAllocator) -> None:
+    """Asks an allocator for what another was asked for. Raises DeviceIsFull."""
+    blocks: list[Block | None] = []
+    for asked, stream in requests:
+        if asked >= 0:
+            blocks.append(allocator.take(asked, stream))
+        else:
+            allocator.give_back(blocks[-asked - 1])
+
+
+def least_capacity(requests: Requests, allocated: int, reserved: int) -> int:
+    """Returns the bytes of a device with which torch's allocator meets all requests, to a hundredth, between what is
+    allocated and what it takes where there is plenty."""
+    too_few, enough = allocated - 1, reserved
+    while enough - too_few > max(LEAST_KNOWN_TO * allocated, 1):
+        tried = (too_few + enough) // 2
+        try:
+            replay(requests, CachingAllocator(tried))
+            enough = tried
+        except DeviceIsFull:
+            too_few = tried
+    return enough

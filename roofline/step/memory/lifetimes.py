@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flopcast.roofline.step.memory.allocator import Block, CachingAllocator, rounded
 from flopcast.roofline.step.memory.scratch import scratch_bytes
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.addmm_", "aten.bmm", "aten.baddbmm")  # that cuBLAS computes
@@ -32,66 +32,69 @@ class Live(NamedTuple):
     is_after_product: bool = False
 
 
-def live_bytes(stream: Stream, sm_count: int | None = None, *, is_short: bool = False) -> Iterator[Live]:
-    """Yields what is live before each of two steps, while each op of them runs, and between layers that are repeated.
+def live_bytes(
+    stream: Stream, sm_count: int | None = None, allocator: CachingAllocator | None = None
+) -> Iterator[Live]:
+    """Yields what is live before each of two steps, while each op of them runs that takes memory, and between layers
+    that are repeated.
 
     A call of inference is followed once: what it leaves, keys and values, are another call's input. `sm_count`: the
-    GPU's multiprocessors, where it is known; `is_short`: as of `CachingAllocator`."""
-    walk = _Walk(stream, sm_count, CachingAllocator(is_short=is_short))
+    GPU's multiprocessors, where it is known."""
+    walk = _Walk(stream, sm_count, allocator or CachingAllocator())
     for _ in range(2 if walk.trains else 1):
         yield from walk.step()
 
 
+class _Moment(NamedTuple):
+    """An op around which the allocator is asked for something: storages that were released before it, those that it
+    touches first, and the bytes that it takes while it runs."""
+
+    number: int
+    freed: Sequence[int]
+    first_touched: Sequence[int]
+    scratch: int
+    lane: int
+
+
 class _Walk:
     def __init__(self, stream: Stream, sm_count: int | None, allocator: CachingAllocator) -> None:
-        self.stream, self.sm_count, self.allocator = stream, sm_count, allocator
-        kinds = [storage.kind for storage in stream.storages]
+        self.stream, self.allocator = stream, allocator
         self.trains = any(op.phase == "optimizer" for op in stream.ops)
-        self.existing = {i for i, kind in enumerate(kinds) if kind in _EXISTING}
-        self.state = [i for i, kind in enumerate(kinds) if kind == "state"]
-        self.on_host = {i for i, kind in enumerate(kinds) if kind == "host"}
-        self.storages = [ref.storage for ref in stream.tensors]
+        self.existing = _existing(stream)
+        self.state = [i for i in sorted(self.existing) if self.trains and stream.storages[i].kind == "state"]
         self.counts = layers_run(stream)  # a micro-batch that stands for several leaves nothing behind
         self.multiplied = _after_products(stream)
-        made_later = set(self.state) if self.trains else set()
-        self.blocks: dict[int, Block | None] = {
-            i: allocator.take(stream.storages[i].bytes) for i in sorted(self.existing - made_later)
-        }
+        self.sizes = [storage.bytes for storage in stream.storages]
+        self.moments = _moments(stream, sm_count)
+        first = self.existing.difference(self.state)
+        self.blocks = {i: allocator.take(self.sizes[i]) for i in sorted(first)}
 
     def step(self) -> Iterator[Live]:
         """One step, at whose beginning the gradients of the one before are dropped."""
-        stream, allocator, blocks, storages = self.stream, self.allocator, self.blocks, self.storages
+        allocator, blocks, sizes = self.allocator, self.blocks, self.sizes
         for storage in [i for i in blocks if i not in self.existing]:
             allocator.give_back(blocks.pop(storage))
         yield Live(allocator.allocated, allocator.reserved, blocks)
-        stretches = _Stretches(stream, self.counts)
-        elsewhere = self.on_host | stretches.gradients_of_others
+        stretches = _Stretches(self.stream, self.counts)
         beyond = 0  # what layers hold for which others stand
-        following_ops = (*stream.ops[1:], None)
-        for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
-            is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
-            reused = _summed_in_place(stream, op, following) if is_sum else ()
-            for storage in op.freed + reused if reused else op.freed:
-                if storage in blocks:
-                    allocator.give_back(blocks.pop(storage))
+        for number, freed, made, scratch, lane in self.moments:
+            for storage in freed:
+                allocator.give_back(blocks.pop(storage))
             if number in stretches.bounds:
                 beyond += stretches.pass_bound(number, allocator.allocated + beyond)
                 yield self._live(number, beyond, stretches)
-            if op.phase == "optimizer" and self.state and self.state[0] not in blocks:
+            if self.state and self.state[0] not in blocks and self.stream.ops[number].phase == "optimizer":
                 for storage in self.state:
-                    blocks[storage] = allocator.take(stream.storages[storage].bytes)
-            for index in op.inputs + op.outputs:
-                storage = storages[index]
-                if storage not in blocks and storage not in reused and storage not in elsewhere:
-                    blocks[storage] = allocator.take(stream.storages[storage].bytes, op.lane)
+                    blocks[storage] = allocator.take(sizes[storage])
+            for storage in made:
+                blocks[storage] = allocator.take(sizes[storage], lane)
             if not self.counts[number]:
                 continue
-            scratch = scratch_bytes(stream, op, self.sm_count)
             if scratch:
-                held = allocator.take(scratch, op.lane)
+                held = allocator.take(scratch, lane)
                 yield self._live(number, beyond, stretches)
                 allocator.give_back(held)
-            else:
+            elif made or number in self.multiplied:
                 yield self._live(number, beyond, stretches)
 
     def _live(self, number: int, beyond: int, stretches: _Stretches) -> Live:
@@ -100,6 +103,39 @@ class _Walk:
             stretches.more_gradients, number in self.multiplied,
         )  # fmt: skip
         return tuple.__new__(Live, fields)  # as Live(*fields), which calls a function first
+
+
+def _existing(stream: Stream) -> set[int]:
+    """Returns the storages that are there before a step."""
+    return {i for i, storage in enumerate(stream.storages) if storage.kind in _EXISTING}
+
+
+@once_per_stream
+def _moments(stream: Stream, sm_count: int | None) -> list[_Moment]:
+    """Returns the ops around which memory is asked for or given back, behind which a layer's stretch ends, or that run
+    when a graph has multiplied."""
+    stretches, multiplied = _Stretches(stream, layers_run(stream)), _after_products(stream)
+    storages = [ref.storage for ref in stream.tensors]
+    elsewhere = {i for i, storage in enumerate(stream.storages) if storage.kind == "host"}
+    elsewhere |= stretches.gradients_of_others
+    known = _existing(stream) | elsewhere
+    found = []
+    following_ops = (*stream.ops[1:], None)
+    for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
+        is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
+        reused = _summed_in_place(stream, op, following) if is_sum else ()
+        freed = [s for s in op.freed + reused if s in known and s not in elsewhere]
+        known.difference_update(freed)
+        made = []
+        for index in op.inputs + op.outputs:
+            storage = storages[index]
+            if storage not in known and storage not in reused:
+                known.add(storage)
+                made.append(storage)
+        scratch = scratch_bytes(stream, op, sm_count)
+        if freed or made or scratch or number in stretches.bounds or number in multiplied:
+            found.append(_Moment(number, freed, made, scratch, op.lane))
+    return found
 
 
 def _after_products(stream: Stream) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory.allocator import rounded
-from flopcast.roofline.step.memory.peak import UNKNOWN, Target, least_reserved_bytes
+from flopcast.roofline.step.memory.peak import UNKNOWN, Target, least_reserved_bytes, reserved_bytes
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 # The CUDA context and kernels' code, which torch's allocator does not count but a GPU must hold: about 0.6 GB.
@@ -27,8 +27,10 @@ STEPS_BETWEEN = 1.5
 
 def needed_bytes(stream: Stream, layout: Layout, target: Target = UNKNOWN) -> int:
     """Returns the memory, in bytes, that a GPU must have for the step to run: what torch's allocator takes at least,
-    blocks that lie between others and hold nothing included, the context, and what communication takes outside."""
-    return least_reserved_bytes(stream, target) + CONTEXT_BYTES + nccl_bytes(layout)
+    blocks that lie between others and hold nothing included, the context, and what communication takes outside. Of many
+    GPUs it is what the allocator takes where there is plenty: with less they would wait for one another's driver."""
+    taken = (least_reserved_bytes if layout.world == 1 else reserved_bytes)(stream, target)
+    return taken + CONTEXT_BYTES + nccl_bytes(layout)
 
 
 def nccl_bytes(layout: Layout) -> int:

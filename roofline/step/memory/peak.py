@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from flopcast.roofline.step.memory.allocator import rounded
+from flopcast.roofline.step.memory.allocator import RecordingAllocator, Requests, least_capacity, rounded
 from flopcast.roofline.step.memory.lifetimes import live_bytes
 from flopcast.roofline.stream.ops.op_stream import Storage, Stream, once_per_stream
+from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
 # cuBLAS keeps one workspace per handle: the forward's thread has one and autograd's another
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
@@ -89,13 +90,13 @@ def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
 def reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
     """Returns the most bytes that torch's allocator takes of a device which has enough, as
     `torch.cuda.max_memory_reserved` reports them."""
-    return _peaks(stream, target.sm_count, False).reserved + target.workspace_bytes
+    return _peaks(stream, target.sm_count).reserved + target.workspace_bytes
 
 
 def least_reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
-    """Returns the bytes of the device with which torch's allocator manages, however slow the step is then."""
-    found = (_peaks(stream, target.sm_count, is_short).reserved for is_short in (False, True))
-    return min(found) + target.workspace_bytes
+    """Returns the bytes of the device with which torch's allocator manages, to a hundredth: where these are fewer than
+    it takes of a larger one, each step gives back and takes segments, which makes it slow."""
+    return _least(stream, target.sm_count) + target.workspace_bytes
 
 
 def is_scale(storage: Storage) -> bool:
@@ -119,7 +120,7 @@ class _Peak(NamedTuple):
 
 
 def _peak_of(stream: Stream, target: Target) -> _Peak:
-    found, workspace = _peaks(stream, target.sm_count, False), target.workspace_bytes
+    found, workspace = _peaks(stream, target.sm_count), target.workspace_bytes
     if not target.is_captured:
         return _Peak(found.anywhere + workspace, workspace, found.place)
     return max(
@@ -130,24 +131,35 @@ def _peak_of(stream: Stream, target: Target) -> _Peak:
 
 class _Peaks(NamedTuple):
     """The most that is allocated and its place among `live_bytes`, of all and of those after a graph's first product;
-    the most that is taken of the device."""
+    the most that is taken of the device; what torch's allocator is asked for."""
 
     anywhere: int
     place: int
     beside_products: int
     place_beside_products: int
     reserved: int
+    requests: Requests
 
 
 @once_per_stream
-def _peaks(stream: Stream, sm_count: int | None, is_short: bool) -> _Peaks:
+def _least(stream: Stream, sm_count: int | None) -> int:
+    """Of layers that stand for others, whose blocks are not followed, what is taken where there is plenty."""
+    found = _peaks(stream, sm_count)
+    if max(layers_run(stream), default=1) > 1:
+        return found.reserved
+    return least_capacity(found.requests, found.anywhere, found.reserved)
+
+
+@once_per_stream
+def _peaks(stream: Stream, sm_count: int | None) -> _Peaks:
     anywhere = beside = (0, 0)
     reserved = 0
-    for place, live in enumerate(live_bytes(stream, sm_count, is_short=is_short)):
+    allocator = RecordingAllocator()
+    for place, live in enumerate(live_bytes(stream, sm_count, allocator)):
         if live.allocated > anywhere[0]:
             anywhere = live.allocated, place
         if live.is_after_product and live.allocated > beside[0]:
             beside = live.allocated, place
         if live.reserved > reserved:
             reserved = live.reserved
-    return _Peaks(*anywhere, *beside, reserved)
+    return _Peaks(*anywhere, *beside, reserved, allocator.requests)

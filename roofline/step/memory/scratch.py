@@ -23,12 +23,20 @@ _CHANNELS_STEP = 8  # cuDNN's kernels of 16-bit numbers take channels by so many
 def scratch_bytes(stream: Stream, op: Op, sm_count: int | None) -> int:
     """Returns the bytes that `op` takes while it runs on a GPU of `sm_count` multiprocessors; None: of one that is not
     known, whose sums are not divided among blocks."""
-    if "attention" in op.name:
+    kind = _kind(op.name)
+    if kind == "attention":
         return _of_attention(stream, op)
-    name = packet(op.name)
-    if name in _SUMS:
+    if kind == "sum":
         return _of_sum(stream.call(op), sm_count) if sm_count is not None else 0
-    return _of_convolution(stream.call(op)) if name in _CONVOLUTIONS else 0
+    return _of_convolution(stream.call(op)) if kind == "convolution" else 0
+
+
+@lru_cache(maxsize=1024)
+def _kind(name: str) -> str:
+    """Which of those that take memory an operation is; "" for none."""
+    if "attention" in name:
+        return "attention"
+    return "sum" if packet(name) in _SUMS else "convolution" if packet(name) in _CONVOLUTIONS else ""
 
 
 def _of_attention(stream: Stream, op: Op) -> int:

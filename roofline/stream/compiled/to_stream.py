@@ -13,7 +13,8 @@ for logits that only the loss read, which autograd holds until the graph is done
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Operand
@@ -25,6 +26,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import BEGIN_CACHE
 
 MIDDLE = 1  # the layer that stands for several, in an eager stream of three
+Each = TypeVar("Each")
 _TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forward's results
 
 
@@ -174,6 +176,7 @@ class _Conversion:
             is_taken = self.is_first and storage not in own
             places[name] = storage if is_taken else self.written.storage(self.written.storages[storage].bytes)
         self._launches(graph, "backward", places)
+        relaid = self._middle_first(graph, relaid, lambda each: each[1])
         for name, storage, returned_as in relaid:
             returned, laid = (returned_as, places[name]), (self.known.operand_of(storage), storage)
             self.written.append("aten.clone.default", "backward", [returned], [laid], '[{"t":0}]')
@@ -208,20 +211,23 @@ class _Conversion:
         return held
 
     def _accumulate(self, graph: Graph, pairs: Sequence[tuple[int, int]]) -> None:
-        """Adds what a graph returned to the gradients: of pairs the second to the first. Those of the layer that stands
-        for several follow one another."""
-        times = max((stretch.times for stretch in self.stretches.get(graph.label, ())), default=None)
-        written, layer_of = self.written, [storage.layer for storage in self.written.storages]
-        first, stop = len(written.ops), len(written.ops)
-        for gradient, more in sorted(pairs, key=lambda pair: layer_of[pair[0]] != MIDDLE):
+        """Adds what a graph returned to the gradients: of pairs the second to the first."""
+        for gradient, more in self._middle_first(graph, pairs, lambda pair: pair[0]):
             operand = self.known.operand_of(gradient)
             added = [(operand, gradient), (operand, more)]
-            written.append("aten.add_.Tensor", "backward", added, [], '[{"t":0},{"t":1}]', (0,))
-            written.freed.append(more)
-            if layer_of[gradient] == MIDDLE:
-                stop = len(written.ops)
-        if times is not None and stop > first:
-            self.repeated.append((first, stop, times))
+            self.written.append("aten.add_.Tensor", "backward", added, [], '[{"t":0},{"t":1}]', (0,))
+            self.written.freed.append(more)
+
+    def _middle_first(self, graph: Graph, found: Sequence[Each], gradient_of: Callable[[Each], int]) -> list[Each]:
+        """Orders those for each of which autograd now runs an op, so that those of the layer that stands for several
+        come first, and has their ops repeated as often as that layer's launches."""
+        is_of_middle = [self.written.storages[gradient_of(each)].layer == MIDDLE for each in found]
+        times = max((stretch.times for stretch in self.stretches.get(graph.label, ())), default=None)
+        if times is not None and any(is_of_middle):
+            first = len(self.written.ops)
+            self.repeated.append((first, first + sum(is_of_middle), times))
+        order = sorted(range(len(found)), key=lambda place: not is_of_middle[place])
+        return [found[place] for place in order]
 
     # --- a graph
 

