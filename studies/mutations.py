@@ -76,10 +76,10 @@ MUTATIONS = (
         'return 1.2 * costs.get("launch", 0.0) * max(launches, 1)',
     ),
     Mutation(
-        "the allocator rounds to 2 MiB", f"{STEP}/memory.py", "ALLOCATION_BYTES = 512", "ALLOCATION_BYTES = 2097152"
+        "the allocator rounds to 2 MiB", f"{STEP}/memory/allocator.py", "ROUNDED_TO = 512", "ROUNDED_TO = 2097152"
     ),
     Mutation(
-        "gradients of tied embeddings summed elsewhere", f"{STEP}/memory.py",
+        "gradients of tied embeddings summed elsewhere", f"{STEP}/memory/lifetimes.py",
         'is_sum = op.phase == "backward" and', 'is_sum = op.phase == "never" and',
     ),
     Mutation(
