@@ -180,13 +180,13 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 5 * 24
+    assert len(first) == len(rows) == 5 * 24 + 17
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24
         assert median(errors(eager, "device_error")) < 0.0115
-        assert median(errors(eager, "peak_error")) < 0.0025
-        assert max(errors(eager, "peak_error")) < 0.04
+        assert median(errors(eager, "peak_error")) < (0.001 if found is rows else 0.0025)
+        assert max(errors(eager, "peak_error")) < (0.015 if found is rows else 0.04)
         # attention in fp32, which was not yet measured; all others of the first two seeds are within 6%
         assert sorted(errors(eager[:48], "device_error"))[-1 if found is rows else -2] < 0.06
         assert max(errors(eager[48:], "device_error")) < 0.062
@@ -196,15 +196,24 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
-    (lottery,) = (row for row in compiled if row["name"] == "gpt2-d9")  # which of its products are padded
-    assert max(errors([lottery], "device_error")) < 0.1
-    assert max(errors([lottery], "peak_error")) < 0.085
-    compiled.remove(lottery)
-    (single,) = (row for row in compiled if row["precision"] == "autocast-fp16")
+    lottery = [row for row in compiled if row["name"] in ("gpt2-d9", "gpt2-d3")]  # which of their products are padded
+    assert len(lottery) == 2
+    assert max(errors(lottery, "device_error")) < 0.28
+    assert max(errors(lottery, "peak_error")) < 0.26
+    compiled = [row for row in compiled if row not in lottery]
+    single = next(row for row in compiled if row["precision"] == "autocast-fp16")
     assert max(errors([single], "device_error")) < 0.017, "refused before its scaler was modelled"
     assert max(errors([single], "step_error")) < 0.047
-    assert max(errors(compiled, "device_error")) < 0.07
+    (shortest,) = (row for row in compiled if row["name"] == "gpt2")  # 0.5 ms of a decode
+    assert max(errors([shortest], "device_error")) < 0.1
+    assert max(errors([row for row in compiled if row is not shortest], "device_error")) < 0.07
     assert max(errors(compiled, "peak_error")) < 0.045
+    last = compiled[
+        -15:
+    ]  # of the second seed that was compiled, forecast before any ran, and their memory mended since
+    assert median(errors(last, "device_error")) < 0.034
+    assert median(errors(last, "peak_error")) < 0.001
+    assert max(errors(last, "peak_error")) < 0.02
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
     experts = [row for row in rows if "moe" in row["name"]]
     assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
@@ -221,7 +230,7 @@ def test_attention_in_fp32_and_of_narrow_values_is_as_far_off_as_the_guide_says(
     narrow = [row for row in rows if row["name"].startswith("mla")]
     assert max(errors(narrow, "attention_error")) < 0.02, "the same attention of 192 columns of both: a quarter longer"
     assert max(errors(rows, "step_error")) < 0.041
-    assert max(errors(rows, "peak_error")) < 0.0035
+    assert max(errors(rows, "peak_error")) < 0.0053  # after tiny models, whose blocks it finds: alone steps need less
     assert all(row["within_interval"] == "true" for row in rows)
 
 
@@ -270,8 +279,8 @@ def test_memory_of_bitsandbytes_steps_is_what_the_guide_says() -> None:
     rows = rows_of("bitsandbytes")
     qlora = [float(row["peak_error"]) for row in rows if row["finetune"] == "qlora" and row["checkpoint"] == "none"]
     assert (len(rows), len(qlora)) == (19, 11)
-    assert min(qlora) > -0.01
-    assert max(qlora) < 0
+    assert max(map(abs, qlora)) < 0.0055
+    assert median(map(abs, qlora)) < 0.0004
     assert max(errors([row for row in rows if row["finetune"] != "qlora"], "peak_error")) < 0.002
 
 
