@@ -223,8 +223,8 @@ def _check(code: OutputCode) -> None:
 # 22.6 ms where 14 products were left as they are, 16.1 where one was (reports/nvidia-h100-sxm/pads.json)
 _PADS = (
     "whether inductor pads a product of {} x {} x {}{} depends on timings while it compiles, with what the host takes "
-    "to launch: the forecast pads it, as a quick host does; a slow one left 14 of 18 such products as they are, and the "
-    "step, of a model 1,023 wide, took the GPU 1.4 times as long; so did a GPT-2 that left the gradient of 50,257 "
+    "to launch: the forecast pads it, as a quick host does; a slow one left 14 of 18 such products as they are, and a "
+    "model 1,023 wide took the GPU 1.4 times as long; so did a GPT-2 that left the gradient of 50,257 "
     "tokens' weights, a close call. Sizes in multiples of 8 leave nothing to pad"
 )
 
