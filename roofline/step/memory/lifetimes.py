@@ -59,7 +59,8 @@ class _Moment(NamedTuple):
 class _Walk:
     def __init__(self, stream: Stream, sm_count: int | None, allocator: CachingAllocator) -> None:
         self.stream, self.allocator = stream, allocator
-        self.trains = any(op.phase == "optimizer" for op in stream.ops)
+        self.optimizer = _optimizer(stream)
+        self.trains = self.optimizer is not None
         self.existing = _existing(stream)
         self.state = [i for i in sorted(self.existing) if self.trains and stream.storages[i].kind == "state"]
         self.counts = layers_run(stream)  # a micro-batch that stands for several leaves nothing behind
@@ -83,7 +84,7 @@ class _Walk:
             if number in stretches.bounds:
                 beyond += stretches.pass_bound(number, allocator.allocated + beyond)
                 yield self._live(number, beyond, stretches)
-            if self.state and self.state[0] not in blocks and self.stream.ops[number].phase == "optimizer":
+            if number == self.optimizer and self.state and self.state[0] not in blocks:
                 for storage in self.state:
                     blocks[storage] = allocator.take(sizes[storage])
             for storage in made:
@@ -94,7 +95,7 @@ class _Walk:
                 held = allocator.take(scratch, lane)
                 yield self._live(number, beyond, stretches)
                 allocator.give_back(held)
-            elif made or number in self.multiplied:
+            elif made or number == self.optimizer or number in self.multiplied:
                 yield self._live(number, beyond, stretches)
 
     def _live(self, number: int, beyond: int, stretches: _Stretches) -> Live:
@@ -110,11 +111,17 @@ def _existing(stream: Stream) -> set[int]:
     return {i for i, storage in enumerate(stream.storages) if storage.kind in _EXISTING}
 
 
+def _optimizer(stream: Stream) -> int | None:
+    """Returns the optimizer's first op, by which it has made its state."""
+    return next((number for number, op in enumerate(stream.ops) if op.phase == "optimizer"), None)
+
+
 @once_per_stream
 def _moments(stream: Stream, sm_count: int | None) -> list[_Moment]:
     """Returns the ops around which memory is asked for or given back, behind which a layer's stretch ends, or that run
     when a graph has multiplied."""
     stretches, multiplied = _Stretches(stream, layers_run(stream)), _after_products(stream)
+    anyway = stretches.bounds | multiplied | {_optimizer(stream)}
     storages = [ref.storage for ref in stream.tensors]
     elsewhere = {i for i, storage in enumerate(stream.storages) if storage.kind == "host"}
     elsewhere |= stretches.gradients_of_others
@@ -133,7 +140,7 @@ def _moments(stream: Stream, sm_count: int | None) -> list[_Moment]:
                 known.add(storage)
                 made.append(storage)
         scratch = scratch_bytes(stream, op, sm_count)
-        if freed or made or scratch or number in stretches.bounds or number in multiplied:
+        if freed or made or scratch or number in anyway:
             found.append(_Moment(number, freed, made, scratch, op.lane))
     return found
 
