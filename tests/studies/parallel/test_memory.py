@@ -48,13 +48,13 @@ def test_quick_steps_hold_their_first_buckets(name: str, is_held: bool) -> None:
 @pytest.mark.parametrize("step", [s for s in QUICK if s.batch != 8 or s.model != "w640-d6"], ids=lambda step: step.name)
 def test_the_fullest_rank_is_foretold(step: Step) -> None:
     found: Compared = compared(step, MEASURED[step])
-    assert found.error == pytest.approx(0.0, abs=0.002)
-    assert min(map(abs, found.steady_errors)) < 0.002
+    assert found.error == pytest.approx(0.0, abs=0.0014)
+    assert min(map(abs, found.steady_errors)) < 0.0014
     assert all(1600 * MIB <= outside <= 2000 * MIB for outside in found.outside)
     assert 0 <= found.outside_forecast / max(found.outside) - 1 + 0.2 < 0.25
     held = found.parts
     if "ddp" in step.layout:
-        assert found.first_buckets == held["gradients"]
+        assert found.first_buckets == pytest.approx(held["gradients"], rel=0.01)  # but for what is left of blocks
         assert held["optimizer"] == pytest.approx(2 * held["weights"], rel=1e-3)
     else:
         assert not found.first_buckets
