@@ -55,7 +55,7 @@ def test_the_fullest_rank_is_foretold(step: Step) -> None:
     held = found.parts
     if "ddp" in step.layout:
         assert found.first_buckets == pytest.approx(held["gradients"], rel=0.01)  # but for what is left of blocks
-        assert held["optimizer"] == pytest.approx(2 * held["weights"], rel=1e-3)
+        assert held["optimizer"] == pytest.approx(2 * held["weights"], rel=3e-3)  # likewise
     else:
         assert not found.first_buckets
     if "zero2" in step.layout:
