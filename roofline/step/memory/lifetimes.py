@@ -158,21 +158,24 @@ def _after_products(stream: Stream) -> frozenset[int]:
 class _Stretches:
     """What stretches of ops that stand for several layers (`layers_run`) add to what they leave behind themselves.
 
-    Each run leaves a layer's gradients, and in the forward what the backward is to read: what is still live when the
-    forward ends and was last written in the stretch. The difference between what is live before it and behind it is
-    not that: the first layer hands on other buffers than a layer in the middle does. What all stretches of a
-    micro-batch leave of activations is nothing: the last one's share follows from the others'.
+    Each run of a graph leaves a layer's gradients, and what was last written in the stretch and is still live when the
+    forward, or the backward's graph, ends: what the backward is to read, what autograd is to add to gradients. The
+    difference between what is live before a stretch and behind it is not that: the first layer hands on other buffers
+    than a layer in the middle does. What layers have kept is gone behind the last stretch of the backward. Behind
+    graphs, where autograd runs an op for each gradient, the difference is what counts.
     """
 
     def __init__(self, stream: Stream, counts: Sequence[int]) -> None:
         self.counts = (1, *counts)
         self.bounds = {number for number in range(len(counts)) if counts[number] != self.counts[number]}
         self._made = [0]  # bytes of gradients that are done before each op
-        self._saved = [0]  # bytes that were written before each op of the forward and outlive it
+        self._outliving = [0]  # bytes that were written before each op and outlive its forward, or its graph
         self.gradients_of_others: set[int] = set()  # which only the optimizer touches: they count with the stretches'
-        self._last: set[int] = set()  # bounds behind the last stretch of a micro-batch
         self._forward: set[int] = set()  # bounds behind a stretch of a forward
-        self._left = self._left_gradients = self._left_saved = self._kept = 0
+        self._graph: set[int] = set()  # and of a backward's graph; of these the last of a graph, and of a micro-batch
+        self._ends: set[int] = set()
+        self._last: set[int] = set()
+        self._left = self._left_gradients = self._left_outliving = self._kept = self._pending = 0
         self.more_gradients = 0
         if not self.bounds:
             return
@@ -180,34 +183,40 @@ class _Stretches:
         done = _done(stream, gradients)
         self.gradients_of_others = gradients - done.keys()
         self._made = _sums_before(done.items(), stream)
-        self._saved = _sums_before(_saved(stream, gradients), stream)
-        is_last = True
-        for number in range(len(counts) - 1, -1, -1):
-            phase = stream.ops[number].phase
-            if number + 1 in self.bounds and phase == "forward":
-                self._forward.add(number + 1)
-            is_last |= phase != "backward"
-            if is_last and phase == "backward" and counts[number] > 1:
-                self._last.add(number + 1)
-                is_last = False
+        self._outliving = _sums_before(_outliving(stream, gradients), stream)
+        stretches = [number for number in sorted(self.bounds) if self.counts[number] > 1]
+        self._forward = {number for number in stretches if stream.ops[number - 1].phase == "forward"}
+        for _, first, last in stream.meta.get("graphs", ()):
+            own = [number for number in stretches if first < number <= last + 1 and number not in self._forward]
+            self._graph.update(own)
+            self._ends.update(own[-1:])
+        for number in self._ends:
+            following = next((other for other in stretches if other > number and other not in self._forward), None)
+            behind = range(number, following if following is not None else len(counts))
+            if following not in self._graph or any(stream.ops[other].phase == "forward" for other in behind):
+                self._last.add(number)
 
     def pass_bound(self, number: int, total: int) -> int:
         """Returns the bytes that the stretch before op `number`, if any, leaves behind beyond those of its first run.
         `total`: what is live there."""
-        times, gradients, saved = self.counts[number], self._made[number], self._saved[number]
+        others, gradients, outliving = self.counts[number] - 1, self._made[number], self._outliving[number]
         more = 0
-        if times > 1:
-            made = gradients - self._left_gradients
-            if number in self._last:
-                kept = -self._kept
-            elif number in self._forward:
-                kept = saved - self._left_saved
+        if others:
+            made = others * (gradients - self._left_gradients)
+            left = others * (outliving - self._left_outliving)
+            self.more_gradients += made
+            if number in self._forward:
+                self._kept += left
+                more = left
+            elif number in self._graph:
+                self._pending += left + made
+                if number in self._ends:
+                    more, self._pending = self._pending, 0
+                if number in self._last:
+                    more, self._kept = more - self._kept, 0
             else:
-                kept = total - self._left - made
-            self._kept += kept
-            more = (times - 1) * (kept + made)
-            self.more_gradients += (times - 1) * made
-        self._left, self._left_gradients, self._left_saved = total + more, gradients, saved
+                more = others * (total - self._left)
+        self._left, self._left_gradients, self._left_outliving = total + more, gradients, outliving
         return more
 
 
@@ -219,12 +228,16 @@ def _sums_before(done: Iterable[tuple[int, int]], stream: Stream) -> list[int]:
     return list(accumulate(bytes_of, initial=0))
 
 
-def _saved(stream: Stream, gradients: Set[int]) -> list[tuple[int, int]]:
-    """Returns each storage that outlives a forward, but for what was there before it, and the forward's last op to
-    write it."""
-    saved: list[tuple[int, int]] = []
-    for phase, ops in groupby(enumerate(stream.ops), key=lambda each: each[1].phase):
-        if phase != "forward":
+def _outliving(stream: Stream, gradients: Set[int]) -> list[tuple[int, int]]:
+    """Returns each storage that outlives a forward, or a graph of the backward, but for gradients and what was there
+    before it, and the last op in it to write it."""
+    graphs = {place: number for number, (_, first, last) in enumerate(stream.meta.get("graphs", ()))
+              for place in range(first, last + 1)}  # fmt: skip
+    found: list[tuple[int, int]] = []
+    for (phase, graph), ops in groupby(
+        enumerate(stream.ops), key=lambda each: (each[1].phase, each[1].phase == "backward" and graphs.get(each[0]))
+    ):
+        if phase != "forward" and graph in (None, False):
             continue
         written: dict[int, int] = {}
         for number, op in ops:
@@ -232,9 +245,9 @@ def _saved(stream: Stream, gradients: Set[int]) -> list[tuple[int, int]]:
                 written.pop(storage, None)
             for i in (*(op.inputs[place] for place in op.written), *(op.outputs if op.kind != "view" else ())):
                 written[stream.tensors[i].storage] = number
-        saved += written.items()
+        found += written.items()
     there_before = (*_EXISTING, "host")
-    return [(i, op) for i, op in saved if i not in gradients and stream.storages[i].kind not in there_before]
+    return [(i, op) for i, op in found if i not in gradients and stream.storages[i].kind not in there_before]
 
 
 def _done(stream: Stream, gradients: Set[int]) -> dict[int, int]:
