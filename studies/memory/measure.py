@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from studies.command import parser_of
 
 STEPS = 3  # the optimizer makes its state in the first, the others are alike
 STEP_OF_SEARCH = 0.005  # of the peak: the least memory is known to that
-NEVER = 2_000_000  # requests: more than any of these steps makes
+MOST_EVENTS = 2_000_000  # of torch's allocator, that are kept: more than any of these steps makes
 
 Row = dict[str, Any]
 
@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     plans = [plan for plan in random_steps(options.seed) if options.mode == "eager" or _compiles(plan)]
     if options.number is not None:
-        _write(measured(_in_mode(plans[options.number], options.mode)), options.out, options.number)
+        _write(measured(replace(plans[options.number], mode=options.mode)), options.out, options.number)
         return
     numbers = [number for number, plan in enumerate(plans) if plan.name.startswith(options.only)]
     arguments = ["--seed", options.seed, "--mode", options.mode, "--number"]
@@ -71,7 +71,7 @@ def _write(row: Row, out: Path, number: int) -> None:
 def measured(plan: StepPlan) -> Row:
     """A step's row. `allocated` and `reserved`: the peaks of each step; `least`: the bytes with which it runs, None
     where it was not searched for, since a step that is compiled anew for each try takes too long."""
-    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=NEVER)
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MOST_EVENTS)
     allocated, reserved, marks = _run(plan, with_marks=True)
     events = torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -134,10 +134,6 @@ def _least(plan: StepPlan, allocated: int, reserved: int) -> int:
 
 def _compiles(plan: StepPlan) -> bool:
     return plan.phase == "train" and not plan.module
-
-
-def _in_mode(plan: StepPlan, mode: str) -> StepPlan:
-    return StepPlan(**{**asdict(plan), "mode": mode})
 
 
 def rows_in(path: Path) -> Iterator[Row]:

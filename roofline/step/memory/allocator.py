@@ -38,6 +38,14 @@ class Block:
     def is_segment(self) -> bool:
         return self.before is None and self.after is None
 
+    def join_after(self) -> None:
+        """Takes in the block behind it."""
+        assert self.after is not None
+        self.bytes += self.after.bytes
+        self.after = self.after.after
+        if self.after is not None:
+            self.after.before = self
+
 
 _Free = tuple[int, int, Block]  # bytes, address: in the order in which a block is looked for
 
@@ -107,16 +115,10 @@ class CachingAllocator:
         pool, before, after = block.pool, block.before, block.after
         if after is not None and after.is_free:
             pool.remove(after)
-            block.bytes += after.bytes
-            block.after = after.after
-            if block.after is not None:
-                block.after.before = block
+            block.join_after()
         if before is not None and before.is_free:
             pool.remove(before)
-            before.bytes += block.bytes
-            before.after = block.after
-            if before.after is not None:
-                before.after.before = before
+            before.join_after()
             block = before
         pool.add(block)
 

@@ -190,11 +190,10 @@ class _Stretches:
             own = [number for number in stretches if first < number <= last + 1 and number not in self._forward]
             self._graph.update(own)
             self._ends.update(own[-1:])
-        for number in self._ends:
-            following = next((other for other in stretches if other > number and other not in self._forward), None)
-            behind = range(number, following if following is not None else len(counts))
-            if following not in self._graph or any(stream.ops[other].phase == "forward" for other in behind):
-                self._last.add(number)
+        ends = sorted(self._ends)
+        for end, following in zip(ends, (*ends[1:], None), strict=False):
+            if following is None or any(op.phase == "forward" for op in stream.ops[end:following]):
+                self._last.add(end)
 
     def pass_bound(self, number: int, total: int) -> int:
         """Returns the bytes that the stretch before op `number`, if any, leaves behind beyond those of its first run.
@@ -231,13 +230,17 @@ def _sums_before(done: Iterable[tuple[int, int]], stream: Stream) -> list[int]:
 def _outliving(stream: Stream, gradients: Set[int]) -> list[tuple[int, int]]:
     """Returns each storage that outlives a forward, or a graph of the backward, but for gradients and what was there
     before it, and the last op in it to write it."""
-    graphs = {place: number for number, (_, first, last) in enumerate(stream.meta.get("graphs", ()))
-              for place in range(first, last + 1)}  # fmt: skip
+    graph_of = {place: first for _, first, last in stream.meta.get("graphs", ()) for place in range(first, last + 1)}
+
+    def part_of(numbered: tuple[int, Op]) -> str:
+        number, op = numbered
+        if op.phase == "backward" and number in graph_of:
+            return f"graph from {graph_of[number]}"
+        return "forward" if op.phase == "forward" else ""
+
     found: list[tuple[int, int]] = []
-    for (phase, graph), ops in groupby(
-        enumerate(stream.ops), key=lambda each: (each[1].phase, each[1].phase == "backward" and graphs.get(each[0]))
-    ):
-        if phase != "forward" and graph in (None, False):
+    for part, ops in groupby(enumerate(stream.ops), key=part_of):
+        if not part:
             continue
         written: dict[int, int] = {}
         for number, op in ops:
