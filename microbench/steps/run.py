@@ -70,8 +70,9 @@ def run_steps(
 
     With `host`, its tiny models are run between the steps, so that the host's speed at that time is known: it differs
     by 10 to 40% from one process to the next, and also drifts. Their rows are those of `run_host`; a step's row
-    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed. The models
-    of `compiled` are measured once.
+    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed. They are
+    written before each step, with all samples so far: of one key the last row counts. The models of `compiled` are
+    measured once.
 
     Compiled steps are compiled ahead, in processes of their own, which profile their kernels too (`ahead`): each step
     is timed as soon as its code is there, while they stand still.
@@ -124,6 +125,7 @@ class _Run:
                 return measure_plan(plan, self.device, timed)
             with beside.still():
                 calibration.sample()
+            self._append(calibration.rows(self.suite))  # at once: a run that is killed keeps what tells its host
             return {**measure_plan(plan, self.device, timed), "host_samples_before": calibration.n_samples}
 
         eager = [plan for plan in todo if plan.mode == "eager"]

@@ -113,7 +113,7 @@ def _fit_process(
         warnings.append(f"{uncounted} host rows have no counts of ops and were left out")
     triton = operator_costs(rows)
     if not all(phase in by_phase for phase in PHASES):
-        return None if launch is None else replace(_from_launch(launch, cpu), triton=triton)
+        return None if launch is None else replace(_from_launch(launch, cpu), triton=triton, compiled=compiled)
     zero_grad = by_phase.get("zero_grad", [])  # walks over the parameters as the optimizer does
     if len(zero_grad) == len(by_phase["optimizer"]):
         pairs = zip(by_phase["optimizer"], zero_grad, strict=True)

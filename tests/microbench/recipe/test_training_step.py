@@ -19,6 +19,7 @@ from flopcast.microbench.steps.measure import profile_kernels, profile_step, tim
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
 from flopcast.microbench.timing.device import describe
 from flopcast.microbench.timing.telemetry import Reading
+from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.stream.model.models import make_config
 
 CPU = torch.device("cpu")
@@ -224,6 +225,20 @@ def test_what_is_done_is_not_run_again(recorder: Recorder) -> None:
     assert again.statuses == {}
     assert again.skipped == 2
     assert len(recorder.rows) == 2
+
+
+def test_a_run_that_is_killed_keeps_what_tells_its_host(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed_in_mid_run.py").write_text("def factory(batch):\n    raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    killed = replace(PLAN, name="killed", config={}, module="killed_in_mid_run:factory")
+    with pytest.raises(KeyboardInterrupt):
+        run([PLAN, killed], recorder, host=host_plan("cpu"))
+    before = {row["key"]: row for row in recorder.rows}
+    assert before[PLAN.key]["host_samples_before"] == 2
+    for depth in (2, 4):
+        assert len(before[host_plan("cpu").row_key(depth, "forward")]["samples"]) == 4  # two before each of the steps
 
 
 def test_a_spent_budget_leaves_the_rest(recorder: Recorder) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, hypot, log, sqrt
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
 
+from flopcast.microbench.records.records import read
+from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.uncertainty import spreads
-from flopcast.roofline.validation.host_of_run import NEAR, RESTLESS, RunHost
+from flopcast.roofline.validation.host_of_run import NEAR, RESTLESS, RunHost, hosts_of_runs
 
 COSTS = HostCosts(
     name="a host", forward={"launch": 1e-5}, backward={}, optimizer={}, step_fixed=1e-4, sigma=0.3, basis="measured"
@@ -58,3 +61,12 @@ def test_a_step_gets_the_pace_beside_it_and_the_runs_deviation() -> None:
     assert beside.sigma == pytest.approx(hypot(spreads().host_same_run, found.sigma))
     assert found.sigma > 0.2
     assert found.at(None) is COSTS
+
+
+def test_a_run_killed_before_its_eager_models_were_written_keeps_what_its_compiled_ones_told(root: Path) -> None:
+    rows = read(root / "reports/nvidia-h200/random/run7").rows
+    assert not any(row["key"].startswith("host/qwen3-adamw/") for row in rows)
+    hosts = hosts_of_runs(rows, find_profile("nvidia-h200"))
+    assert len(hosts) == 2
+    for host in hosts.values():
+        assert 15e-6 < host.costs.compiled["compile"].launch < 45e-6
