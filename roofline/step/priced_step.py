@@ -44,6 +44,7 @@ from flopcast.roofline.step.uncertainty import (
     spreads,
     step_interval,
 )
+from flopcast.roofline.step.unsure_pads import seconds_left_unpadded
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
@@ -195,7 +196,8 @@ class PricedStep:
     @cached_property
     def device_moves(self) -> Moves:
         """How far the ends of the device seconds lie below and above."""
-        return device_moves(self.ops, self.profile, self.device_sigma)
+        more = seconds_left_unpadded(self.ops, self.stream.meta.get("unsure_pads", ()), self.profile)
+        return device_moves(self.ops, self.device_sigma, more)
 
     @cached_property
     def interval(self) -> Interval:

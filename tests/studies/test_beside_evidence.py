@@ -180,7 +180,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 5 * 24 + 17
+    assert len(first) == len(rows) == 6 * 24 + 17
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24

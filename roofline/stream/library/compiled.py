@@ -130,6 +130,7 @@ def _meta_of(found: Stream, code: OutputCode, mode: str, notes: Sequence[str]) -
     return {
         **found.meta, "mode": mode, "breaks": [asdict(one) for one in code.breaks], "waits": list(code.waits),
         "torch": code.torch.partition("+")[0], "triton": code.triton, "notes": notes,
+        "unsure_pads": [list(sizes) for sizes in code.unsure_pads],
     }  # fmt: skip
 
 
@@ -225,7 +226,7 @@ _PADS = (
     "whether inductor pads a product of {} x {} x {}{} depends on timings while it compiles, with what the host takes "
     "to launch: the forecast pads it, as a quick host does; a slow one left 14 of 18 such products as they are, and a "
     "model 1,023 wide took the GPU 1.4 times as long; so did a GPT-2 that left the gradient of 50,257 "
-    "tokens' weights, a close call. Sizes in multiples of 8 leave nothing to pad"
+    "tokens' weights, a close call. The interval reaches up to none padded; sizes in multiples of 8 leave none to pad"
 )
 
 

@@ -96,12 +96,12 @@ def test_what_is_known_within_a_factor_adds_to_the_sum(ops: list[TimedOp], profi
     work = next(op.work for op in ops if op.work is not None)
     one = TimedOp("forward", "launch", 0.0, work, 1.0, 0.0, 1, "measured")
     rough = replace(one, sigma=log(10) / numbers.Z_90, basis="extrapolated")
-    assert device_moves([one, one], profile, 0.0) == Moves(0.0, 0.0)
-    found = device_moves([one, rough], profile, 0.0)
+    assert device_moves([one, one], 0.0) == Moves(0.0, 0.0)
+    found = device_moves([one, rough], 0.0)
     assert found == pytest.approx((log(2 / 1.1), log(11 / 2)))
-    assert device_moves([one, rough, rough], profile, 0.0).up == pytest.approx(log(21 / 3))  # of one class: one error
+    assert device_moves([one, rough, rough], 0.0).up == pytest.approx(log(21 / 3))  # of one class: one error
     assert device_log_sigma([one, rough], profile, Spreads(default=0.0, common=0.0)) == 0.0
-    wider = device_moves([one, rough], profile, 0.1)
+    wider = device_moves([one, rough], 0.1)
     assert wider.down > found.down
     assert wider.up > found.up
 

@@ -209,6 +209,8 @@ def test_paddings_that_a_slow_host_would_not_choose_are_told(
     compilers: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, unsure_pads=((4096, 1023, 1024), (1023, 4096, 1024), (4096, 3069, 1023)))
-    (note,) = get_stream(CONFIG, RUN.traced_on(H200)).meta["notes"]
+    meta = get_stream(CONFIG, RUN.traced_on(H200)).meta
+    assert meta["unsure_pads"] == [[4096, 1023, 1024], [1023, 4096, 1024], [4096, 3069, 1023]]
+    (note,) = meta["notes"]
     assert note.startswith("whether inductor pads a product of 4,096 x 1,023 x 1,024 (and of 2 other sizes) depends on")
     assert len(compilers) == 2
