@@ -28,6 +28,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory.allocator import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
+from flopcast.roofline.stream.lowering.attention_calls import attention_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.grouped import ONE_CALL, even_groups, is_group_by_group, is_grouped
 from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
@@ -137,7 +138,7 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
     if work.op_class == "attention" and not isinstance(work.variant, CallVariant):  # of one token torch picks
-        is_masked = isinstance(work.shape, Attention) and work.shape.mask  # Triton's leaves these to torch
+        is_masked = _is_masked(work)  # Triton's leaves these to torch
         if work.backend == "triton":
             return _checked("triton", work)
         if run.attention != "sdpa" and not (is_masked and run.attention in (BEST, "triton")):
@@ -146,10 +147,15 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
     return "triton" if work.backend == "triton" else "torch"
 
 
+def _is_masked(work: Work) -> bool:
+    shape = attention_of(work.shape)
+    return shape is not None and shape.mask
+
+
 def _picked_by_torch(work: Work, sdpa: str) -> str:
     """Returns the backend that SDPA picks where it usually picks `sdpa`: flash and cuDNN take operands of 16 bits,
     flash no mask, and values as wide as queries (torch's sdp_utils.cpp)."""
-    variant, is_masked = work.variant, isinstance(work.shape, Attention) and work.shape.mask
+    variant, is_masked = work.variant, _is_masked(work)
     if not isinstance(variant, AttentionVariant) or sdpa not in ("sdpa-flash", "sdpa-cudnn"):
         return sdpa
     is_refused = sdpa == "sdpa-flash" and (is_masked or variant.value_dim)

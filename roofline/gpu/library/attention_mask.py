@@ -21,6 +21,7 @@ from flopcast.roofline.gpu.laws.attention_mask import MaskLaw, seconds
 from flopcast.roofline.gpu.library.generated import projected_sigma, rates_of_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.stream.lowering.attention_calls import attention_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
 
 FILE = DATA / "attention_masks.json"
@@ -52,8 +53,8 @@ def plain(work: Work) -> Work:
 def with_mask(work: Work, found: Estimate, profile: Profile) -> Estimate:
     """`found`: the estimate of `plain(work)`. On a GPU that the law was not fitted on it is extrapolated, and as little
     known as a projection of attention."""
-    shape = work.shape
-    if not (isinstance(shape, Attention) and (shape.mask or shape.dropout)) or profile.device["type"] == "cpu":
+    shape = attention_of(work.shape)
+    if shape is None or not (shape.mask or shape.dropout) or profile.device["type"] == "cpu":
         return found
     known = fitted()
     taken = seconds(shape, found.seconds, rates_of_profile(profile), known.law)

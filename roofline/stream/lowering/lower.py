@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
-from typing import NamedTuple
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.stream.lowering.attention_calls import ATTENTION
 from flopcast.roofline.stream.lowering.classes import MULTI_TENSOR
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
@@ -28,37 +28,6 @@ _NO_KERNEL = {
     "as_strided",
 }  # fmt: skip
 
-
-class _Places(NamedTuple):
-    """An attention call: its backend, and the places of its flag "causal", mask, dropout, window and documents among
-    the arguments, None for what it does not take.
-
-    Eager models of transformers leave out a mask that is causal, where compiled ones hand it over; both hand over that
-    of a sliding window or of padding, all pairs of which torch's kernels then compute. The Triton attention takes the
-    window's size."""
-
-    backend: str
-    causal: int
-    mask: int | None = None
-    dropout: int | None = None
-    window: int | None = None
-    documents: int | None = None
-
-
-_ATTENTION = {
-    "flopcast.attention": _Places("sdpa", 3, mask=4, dropout=5),
-    "flopcast.attention_backward": _Places("sdpa", 6, mask=7, dropout=8),
-    "aten._scaled_dot_product_flash_attention": _Places("sdpa-flash", 4, dropout=3),
-    "aten._scaled_dot_product_flash_attention_backward": _Places("sdpa-flash", 11, dropout=10),
-    "aten._scaled_dot_product_cudnn_attention": _Places("sdpa-cudnn", 6, mask=3, dropout=5),
-    "aten._scaled_dot_product_cudnn_attention_backward": _Places("sdpa-cudnn", 14, mask=8, dropout=13),
-    "aten._scaled_dot_product_efficient_attention": _Places("sdpa-efficient", 6, mask=3, dropout=5),
-    "aten._scaled_dot_product_efficient_attention_backward": _Places("sdpa-efficient", 11, mask=4, dropout=9),
-    "aten._scaled_dot_product_flash_attention_for_cpu": _Places("sdpa-cpu", 4),
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _Places("sdpa-cpu", 7),
-    "flopcast.triton_attention_forward": _Places("triton", 3, window=5, documents=6),
-    "flopcast.triton_attention_backward": _Places("triton", 6, window=8, documents=9),
-}
 
 # The copies by which FSDP makes one buffer of a layer's shards, and shards of a buffer. Each is priced as the flat copy
 # from one dtype to another, of which every profile has a curve, that moves as many bytes: on an H200 buffers of 150 MB
@@ -95,8 +64,8 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _GEMMS:
         a, b = _operands(stream, op, _GEMMS[name])
         return _gemm(a, b, stream.meta.get("precision", "")), "torch"
-    if name in _ATTENTION and _is_square(stream, op, name):
-        return _attention(stream, op, name), _ATTENTION[name].backend
+    if name in ATTENTION and _is_square(stream, op, name):
+        return _attention(stream, op, name), ATTENTION[name].backend
     call = stream.call(op)
     if name == "aten._grouped_mm" and (ranks := ranks_of_experts(stream)) > 1:
         call = _of_own_experts(call, ranks)
@@ -186,7 +155,7 @@ def _query_key_and_value(stream: Stream, op: Op, name: str) -> list[Operand]:
 
 def _attention(stream: Stream, op: Op, name: str) -> Attention:
     query, key, value = _query_key_and_value(stream, op, name)
-    arguments, places = json.loads(op.args), _ATTENTION[name]
+    arguments, places = json.loads(op.args), ATTENTION[name]
 
     def given(place: int | None) -> bool:
         return place is not None and place < len(arguments) and bool(arguments[place])

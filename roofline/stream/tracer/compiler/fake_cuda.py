@@ -64,7 +64,7 @@ class Watched:
 def read_ones() -> Watched:
     """Makes the mode that is watched read 1 and true from its tensors on the GPU, or what is known of a healthy step
     (`known_values`), and tell the line that asked to `waited`; and tell the other operators that it runs, with their
-    arguments, to `ran`. A number on the processor without a value is refused: what follows may be any branch.
+    arguments, to `ran`. A number on the processor without any is refused: what follows may be any branch.
     Compilers have modes of their own, in which there is nothing to read."""
     dispatch = FakeTensorMode.__torch_dispatch__
     watched = Watched()
@@ -77,6 +77,8 @@ def read_ones() -> Watched:
             if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_cuda or args[0].constant is None):
                 line = line_of(sys._getframe(1))
                 if not args[0].is_cuda:
+                    if args[0] in known:
+                        return known[args[0]]
                     raise UsageError(
                         f"the step reads a number on the processor that is not known without running it: {line}; "
                         "models that drop layers at random draw such a one before each; valid is mode eager, or a "
