@@ -238,7 +238,10 @@ def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
         for name, rule in rules.items():
             aten.impl(name, _left_alone(rule), "AutogradCUDA")
         # a number that a step makes on the GPU, as `torch.tensor(0.0, device="cuda")`: tracing computes such constants
-        prims.impl("device_put", lambda number, _device, _non_blocking=False: number.clone(), "BackendSelect")
+        prims.impl(
+            "device_put", lambda number, _device, _non_blocking=False: number.clone(), "BackendSelect",
+            allow_override=True,  # as torch has it anyway from 2.12 on; before, what is registered stays otherwise
+        )  # fmt: skip
 
 
 def _left_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
