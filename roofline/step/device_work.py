@@ -292,9 +292,7 @@ def device_work(
             known[key] = one
     if calls := stream.meta.get("graphs"):
         mode = stream.meta["mode"]
-        beyond = [_calls_beyond(stream, op) for op in stream.ops]
-        is_captured, shares = mode == "compile-graphs", _shares(stream, calls)
-        timed = _in_graphs(timed, calls, host.graph_costs(mode), is_captured, shares, beyond)
+        timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls))
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -328,24 +326,21 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
 
 def _in_graphs(
     ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool,
-    shares: Iterable[float], beyond: Sequence[float],
+    shares: Iterable[float],
 ) -> list[TimedOp]:  # fmt: skip
     """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
     graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `shares`: of the cost
-    of entering a graph, that of each of these. `beyond`: calls that each operation costs beyond one, as a convolution
-    does from wherever it is called, but replayed."""
+    of entering a graph, that of each of these."""
     found = list(ops)
     for number, ((_, first, last), share) in enumerate(zip(calls, shares, strict=True), 1):
         replay = number if is_captured else 0
         known: dict[int, TimedOp] = {}
         for i in range(first, last + 1):
             if id(ops[i]) not in known:
-                more = 0.0 if is_captured else ops[i].host_seconds * beyond[i] / (1 + beyond[i])
-                known[id(ops[i])] = replace(ops[i], host_seconds=costs.launch + more, replay=replay)
+                known[id(ops[i])] = replace(ops[i], host_seconds=costs.launch, replay=replay)
             found[i] = known[id(ops[i])]
         if first <= last:
-            entered = found[first].host_seconds + share * costs.entry(found[first].phase)
-            found[first] = replace(found[first], host_seconds=entered)
+            found[first] = replace(found[first], host_seconds=costs.launch + share * costs.entry(found[first].phase))
     return found
 
 
