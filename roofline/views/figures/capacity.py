@@ -96,7 +96,7 @@ def _stack(sheet: Sheet, ax: Axes, found: Sequence[Forecast], names: Sequence[st
     tops = sheet.stack(ax, len(found), layers, 0.72)
     needed = [f.needed_bytes / 1e9 for f in found]
     ax.bar(range(len(found)), [n - top for n, top in zip(needed, tops, strict=True)], 0.72, tops, facecolor="none",
-           edgecolor=GREY, linewidth=0.9, label="context and reserve")  # fmt: skip
+           edgecolor=GREY, linewidth=0.9, label="context, and what blocks leave over")  # fmt: skip
     ax.axhline(room / 1e9, color=RED, lw=1.6, label="the GPU's memory")
     ax.set_ylim(0, 1.12 * max(room / 1e9, min(max(needed), 1.6 * room / 1e9)))
     ax.grid(False, axis="x")
