@@ -196,10 +196,12 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
+    compiled, fifth = compiled[:-24], compiled[-24:]
     lottery = [row for row in compiled if row["name"] in ("gpt2-d9", "gpt2-d3")]  # which of their products are padded
     assert len(lottery) == 2
     assert max(errors(lottery, "device_error")) < 0.28
     assert max(errors(lottery, "peak_error")) < 0.26
+    assert all(row["within_interval"] == row["device_within"] == "true" for row in lottery)
     compiled = [row for row in compiled if row not in lottery]
     single = next(row for row in compiled if row["precision"] == "autocast-fp16")
     assert max(errors([single], "device_error")) < 0.017, "refused before its scaler was modelled"
@@ -208,13 +210,25 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors([shortest], "device_error")) < 0.1
     assert max(errors([row for row in compiled if row is not shortest], "device_error")) < 0.07
     assert max(errors(compiled, "peak_error")) < 0.045
-    last = compiled[
-        -15:
-    ]  # of the second seed that was compiled, forecast before any ran, and their memory mended since
+    # of the second seed that was compiled, forecast before any ran, and their memory mended since
+    last = compiled[-15:]
     assert median(errors(last, "device_error")) < 0.034
     assert median(errors(last, "peak_error")) < 0.001
     assert max(errors(last, "peak_error")) < 0.02
     assert max(errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")) < 0.1
+    # the third: one decode over many tokens, and code of another version of torch
+    apart = [row for row in fifth if row["context"] == "13760" or row["name"].startswith("mobilenet")]
+    assert len(apart) == 3
+    assert max(errors(apart, "device_error")) < 0.22
+    rest = [row for row in fifth if row not in apart]
+    assert max(errors(rest, "device_error")) < 0.08
+    assert median(errors(fifth, "device_error")) < 0.036
+    assert median(errors([row for row in fifth if row["bound"] != "host"], "step_error")) < 0.028
+    assert max(errors(fifth, "peak_error")) < 0.023
+    (prefill,) = (row for row in fifth if row["phase"] == "prefill")
+    assert max(errors([prefill], "attention_error")) < 0.045, "a mask over a static cache"
+    host_of_run = [row for row in compiled if row["name"] in ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b")][-4:]
+    assert median(errors([row for row in host_of_run if row["bound"] == "host"], "step_error")) < 0.02, "none, at first"
     experts = [row for row in rows if "moe" in row["name"]]
     assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
     last = [row for row in first if row["mode"] == "eager"][-48:]  # of these no mending has seen any
