@@ -55,6 +55,7 @@ def test_adapters_are_products_beside_frozen_ones(compiled: Callable[[Asked], Fu
     assert 3 * of_layer - 8 <= backward - 1 <= 3 * of_layer
 
 
+@pytest.mark.usefixtures("compiled_in_one_process")
 def test_a_part_costs_less_than_the_whole() -> None:
     profile = find_profile("nvidia-h200")
 
@@ -72,6 +73,7 @@ def test_a_part_costs_less_than_the_whole() -> None:
     assert (part.n_params_trained, part.flops_6n) == (eager.n_params_trained, eager.flops_6n)
 
 
+@pytest.mark.usefixtures("compiled_in_one_process")
 @pytest.mark.parametrize("base_dtype", ["bf16", "fp32"])
 def test_what_is_trained_is_the_same_in_every_mode(base_dtype: str) -> None:
     """Of layers that a compiled one stands for nothing is read, and generated kernels read frozen weights as bytes."""
