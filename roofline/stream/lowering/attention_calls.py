@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flopcast.kernels.shapes import Attention, Call, Shape
 from flopcast.roofline.stream.ops.op_stream import packet, tensor_places
@@ -24,6 +24,11 @@ class Places(NamedTuple):
     dropout: int | None = None
     window: int | None = None
     documents: int | None = None
+
+
+def is_given(arguments: list[Any], place: int | None) -> bool:
+    """Whether a call's arguments have something other than none, zero or false at a place."""
+    return place is not None and place < len(arguments) and bool(arguments[place])
 
 
 ATTENTION = {
@@ -56,8 +61,8 @@ def attention_of(shape: Shape) -> Attention | None:
     *_, heads, queries, head_dim = query.shape
     if queries == 1 or len(query.shape) != 4:
         return None
-    is_masked = places.mask is not None and places.mask < len(arguments) and bool(arguments[places.mask])
     return Attention(
         batch=query.shape[0], heads=heads, kv_heads=key.shape[1], seq=isqrt(queries * key.shape[2]), head_dim=head_dim,
-        causal=False, direction="bwd" if is_backward else "fwd", dtype=query.dtype, mask=is_masked,
+        causal=False, direction="bwd" if is_backward else "fwd", dtype=query.dtype,
+        mask=is_given(arguments, places.mask), dropout=is_given(arguments, places.dropout),
     )  # fmt: skip

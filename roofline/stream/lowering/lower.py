@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
-from flopcast.roofline.stream.lowering.attention_calls import ATTENTION
+from flopcast.roofline.stream.lowering.attention_calls import ATTENTION, is_given
 from flopcast.roofline.stream.lowering.classes import MULTI_TENSOR
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
@@ -157,15 +157,12 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
     query, key, value = _query_key_and_value(stream, op, name)
     arguments, places = json.loads(op.args), ATTENTION[name]
 
-    def given(place: int | None) -> bool:
-        return place is not None and place < len(arguments) and bool(arguments[place])
-
-    if given(places.documents):
+    if is_given(arguments, places.documents):
         raise UsageError(
             "attention of packed documents cannot be forecast: its time depends on their lengths, which are values in "
             "a tensor; leave position_ids and cu_seqlens out for a forecast of whole sequences, which take longer"
         )
-    window = arguments[places.window] if given(places.window) and places.window is not None else 0
+    window = arguments[places.window] if is_given(arguments, places.window) and places.window is not None else 0
     batch, heads, seq, head_dim = query.shape
     return Attention(
         batch=batch,
@@ -173,11 +170,11 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
         kv_heads=key.shape[1],
         seq=seq,
         head_dim=head_dim,
-        causal=given(places.causal),
+        causal=is_given(arguments, places.causal),
         direction="bwd" if name.endswith("_backward") else "fwd",
         dtype=query.dtype,
-        mask=given(places.mask),
-        dropout=given(places.dropout),
+        mask=is_given(arguments, places.mask),
+        dropout=is_given(arguments, places.dropout),
         window=window if window < seq else 0,
         value_dim=value.shape[-1] if value.shape[-1] != head_dim else 0,
     )

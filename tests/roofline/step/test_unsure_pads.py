@@ -1,4 +1,4 @@
-"""Paddings that hang on timings: what their products would take longer, and how far the interval reaches for it."""
+"""Paddings that depend on timings: what their products would take longer, and how far the interval reaches for it."""
 
 from __future__ import annotations
 

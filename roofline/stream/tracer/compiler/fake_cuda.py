@@ -76,17 +76,16 @@ def read_ones() -> Watched:
         if own is watched.mode:
             if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_cuda or args[0].constant is None):
                 line = line_of(sys._getframe(1))
+                if args[0].is_cuda:
+                    watched.waited(line)
+                if args[0] in known:
+                    return known[args[0]]
                 if not args[0].is_cuda:
-                    if args[0] in known:
-                        return known[args[0]]
                     raise UsageError(
                         f"the step reads a number on the processor that is not known without running it: {line}; "
                         "models that drop layers at random draw such a one before each; valid is mode eager, or a "
                         "model that does not ask"
                     )
-                watched.waited(line)
-                if args[0] in known:
-                    return known[args[0]]
                 return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
             if not depth:
                 watched.ran(func, (args, kwargs))
@@ -240,7 +239,7 @@ def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
         # a number that a step makes on the GPU, as `torch.tensor(0.0, device="cuda")`: tracing computes such constants
         prims.impl(
             "device_put", lambda number, _device, _non_blocking=False: number.clone(), "BackendSelect",
-            allow_override=True,  # as torch has it anyway from 2.12 on; before, what is registered stays otherwise
+            allow_override=True,  # torch 2.13's default; 2.11 refuses to replace what is registered
         )  # fmt: skip
 
 
