@@ -305,7 +305,8 @@ def attention(
 
 def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
     """Standard-normal q, k, v and, for the backward, do: [batch, heads, seq, head_dim], v and do of value_dim columns.
-    ValueError on sizes that make no attention."""
+    Of a masked shape k and v lie head by head, as repeating them for the heads of a group leaves them. ValueError on
+    sizes that make no attention."""
     if min(shape.batch, shape.heads, shape.kv_heads, shape.seq, shape.head_dim) < 1:
         raise ValueError(f"{shape.key}: batch, heads, kv_heads, seq and head_dim must be at least 1")
     if shape.heads % shape.kv_heads:
@@ -318,7 +319,8 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
     own, values = shape.columns
     kinds = ((shape.heads, own), (shape.kv_heads, own), (shape.kv_heads, values), (shape.heads, values))
     sizes = ((shape.batch, shape.seq, *kind) for kind in kinds[: 4 if shape.direction == "bwd" else 3])
-    return tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
+    found = tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
+    return (found[0], *(x.contiguous() for x in found[1:3]), *found[3:]) if shape.mask else found
 
 
 def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
@@ -341,6 +343,8 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
         if shape.direction == "fwd":
             return lambda: forward(q, k, v, *how)[0]
         return lambda: backward(operands[3], q, k, v, o, lse, *how)
+    if shape.dropout:
+        raise BackendUnavailable(f"dropout is not measured alone, got {shape.key}: leave it out")
     if shape.window or shape.documents:
         raise BackendUnavailable(
             f"backend {backend} has no windows but by a mask of all pairs, nor packed documents: triton has"
@@ -361,7 +365,8 @@ def _by_definition(
 ) -> Outputs:
     q, k, v = operands[:3]
     documents = _spans(shape, q.device) if documents is None else documents
-    how = (shape.causal, shape.head_dim**-0.5, dtype, shape.window, documents)
+    is_causal = shape.causal or shape.mask  # as `attention_sdpa.mask_of` says
+    how = (is_causal, shape.head_dim**-0.5, dtype, shape.window, documents)
     if shape.direction == "fwd":
         return attention_math(q, k, v, *how)
     return attention_math_backward(q, k, v, operands[3], *how)

@@ -19,6 +19,7 @@ from flopcast.kernels.shapes import Attention
 
 Outputs = Tensor | tuple[Tensor, ...]
 SDPA_BACKENDS = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math", "sdpa-cpu")
+MASKED_BACKENDS = ("sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # that are measured with masks
 
 
 def sdpa_choice(operands: Sequence[Tensor], shape: Attention) -> str:
@@ -49,7 +50,8 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
         "sdpa-efficient": torch.backends.cuda.can_use_efficient_attention,
     }[backend]
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, shape.causal, shape.heads != shape.kv_heads)
+    mask = mask_of(shape, q)
+    params = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, shape.causal, shape.heads != shape.kv_heads)
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         if not usable(params, True):
@@ -57,8 +59,17 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
             raise BackendUnavailable(f"backend {backend} cannot run {shape.key}: {why or 'torch gives no reason'}")
 
 
+def mask_of(shape: Attention, q: Tensor) -> Tensor | None:
+    """What a masked shape adds to its scores, as compiled models of transformers hand over that they are causal: in
+    the dtype of `q`, [batch, 1, seq, seq], minus infinity above the diagonal. None for a shape without a mask."""
+    if not shape.mask:
+        return None
+    size = (shape.batch, 1, shape.seq, shape.seq)
+    return torch.full(size, float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
+
+
 def _fused_calls(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool
+    backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, attn_mask: Tensor | None
 ) -> tuple[Callable[[], tuple[Any, ...]], Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, ...]]]:
     """(forward, backward): forward() returns the operator's outputs, o first; backward(do, outputs) the gradients.
 
@@ -83,35 +94,36 @@ def _fused_calls(
             o, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = saved
             return tuple(
                 aten._scaled_dot_product_cudnn_attention_backward.default(
-                    do, q, k, v, o, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
+                    do, q, k, v, o, lse, seed, offset, attn_mask, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
                 )
             )
 
         op = aten._scaled_dot_product_cudnn_attention.default
-        return lambda: op(q, k, v, None, True, 0.0, causal, False, scale=scale), cudnn_backward
+        return lambda: op(q, k, v, attn_mask, True, 0.0, causal, False, scale=scale), cudnn_backward
     if backend == "sdpa-efficient":
+        bias = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
 
         def efficient_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
             o, lse, seed, offset = saved
-            mask = [True, True, True, False]
+            wanted = [True, True, True, False]
             return tuple(
                 aten._scaled_dot_product_efficient_attention_backward.default(
-                    do, q, k, v, None, o, lse, seed, offset, 0.0, mask, causal, scale=scale
+                    do, q, k, v, bias, o, lse, seed, offset, 0.0, wanted, causal, scale=scale
                 )
             )[:3]
 
         op = aten._scaled_dot_product_efficient_attention.default
-        return lambda: op(q, k, v, None, True, 0.0, causal, scale=scale), efficient_backward
+        return lambda: op(q, k, v, bias, True, 0.0, causal, scale=scale), efficient_backward
 
     def cpu_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return tuple(
             aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-                do, q, k, v, *saved, 0.0, causal, attn_mask=None, scale=scale
+                do, q, k, v, *saved, 0.0, causal, attn_mask=attn_mask, scale=scale
             )
         )
 
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return lambda: op(q, k, v, 0.0, causal, attn_mask=None, scale=scale), cpu_backward
+    return lambda: op(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale), cpu_backward
 
 
 def _math_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -139,12 +151,14 @@ def prepare_sdpa(shape: Attention, backend: str, operands: Sequence[Tensor]) -> 
     """As `attention.prepare`, for the torch backends."""
     q, k, v = operands[:3]
     causal = shape.causal
+    if shape.mask and backend not in MASKED_BACKENDS:
+        raise BackendUnavailable(f"backend {backend} takes no mask, got {shape.key}: {', '.join(MASKED_BACKENDS)} do")
     if backend == "sdpa-math":
         if shape.direction == "fwd":
             return lambda: _math_forward(q, k, v, causal)
         return _math_backward(q, k, v, operands[3], causal)
     _require(backend, shape, q, k, v)
-    run_forward, run_backward = _fused_calls(backend, q, k, v, causal)
+    run_forward, run_backward = _fused_calls(backend, q, k, v, causal, mask_of(shape, q))
     if shape.direction == "fwd":
         return lambda: run_forward()[0]
     saved = run_forward()

@@ -46,7 +46,7 @@ class Page:
 # In the order in which one reads what another wrote: pages show the tables beside them.
 PAGES = (
     Page.of(f"studies.compiled.generated {COMPILED} --out {COMPILED}/generated.md", f"{COMPILED}/generated.md"),
-    Page.of(f"studies.compiled.masks {COMPILED} --out {COMPILED}/masks.md", f"{COMPILED}/masks.md"),
+    Page.of(f"studies.compiled.dropout {COMPILED} --out {COMPILED}/dropout.md", f"{COMPILED}/dropout.md"),
     Page.of(f"studies.compiled.kernels {COMPILED} --out {COMPILED}/kernels.md", f"{COMPILED}/kernels.md"),
     Page.of(f"studies.compiled.steps --out {COMPILED}/steps.md", f"{COMPILED}/steps.md"),
     Page.of(f"studies.compiled.timeline --out {COMPILED}/timeline.md", f"{COMPILED}/timeline.md"),

@@ -16,7 +16,7 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.steps.beside import NOTHING, Beside
-from flopcast.microbench.timing.telemetry import Reading
+from flopcast.microbench.timing.telemetry import Reading, telemetry, typical_reading
 
 # Ranges and overheads that the profiler lists among operators and kernels.
 _NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
@@ -59,10 +59,12 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepKernels:
-    """What one step runs on the device: `device_seconds` of each profiled step, and the kernels of the last one."""
+    """What one step runs on the device: `device_seconds` of each profiled step, and the kernels of the last one;
+    `reading`: the device's state while it ran them, whose clock a power limit may have lowered."""
 
     device_seconds: tuple[float, ...]
     kernels: tuple[Kernel, ...]
+    reading: Reading
 
 
 def time_step(
@@ -174,16 +176,27 @@ def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> Ste
     and 6 layers 19 and 22 ms)."""
     for _ in range(warm_up):
         step.run()
-    runs = [profile_kernels(step) for _ in range(2)] if step.device_type == "cuda" else []
-    runs.append(profile_kernels(step, with_ops=True))
-    return StepKernels(tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs), runs[-1])
+    read = telemetry(torch.device(step.device_type))
+    readings: list[Reading] = []
+
+    def while_busy() -> None:
+        readings.append(read())
+
+    is_cuda = step.device_type == "cuda"
+    runs = [profile_kernels(step, while_busy=while_busy) for _ in range(2)] if is_cuda else []
+    runs.append(profile_kernels(step, with_ops=True, while_busy=while_busy))
+    return StepKernels(
+        tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs), runs[-1], typical_reading(readings)
+    )
 
 
-def profile_kernels(step: TrainingStep | InferenceStep, *, with_ops: bool = False) -> tuple[Kernel, ...]:
+def profile_kernels(
+    step: TrainingStep | InferenceStep, *, with_ops: bool = False, while_busy: Callable[[], None] = lambda: None
+) -> tuple[Kernel, ...]:
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
-    `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an
-    operator's own time, without that of the operators it calls.
+    `with_ops` names the ATen call that launched each, which slows the host; `while_busy` is called once the host has
+    launched all. On the CPU a "kernel" is an operator's own time, without that of the operators it calls.
     """
     if step.device_type != "cuda":
         return _profile_operators(step)
@@ -191,6 +204,7 @@ def profile_kernels(step: TrainingStep | InferenceStep, *, with_ops: bool = Fals
     torch.cuda.synchronize()
     with profile(activities=activities) as profiler:
         step.run()
+        while_busy()
         torch.cuda.synchronize()
     results: Any = profiler.profiler.kineto_results
     events = results.events()

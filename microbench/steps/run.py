@@ -308,6 +308,7 @@ def kernel_fields(found: StepKernels) -> Fields:
         "timer": "profiler",
         "n_kernels": len(found.kernels),
         "ops": by_op(found.kernels),
+        **found.reading.as_row(),
     }
 
 

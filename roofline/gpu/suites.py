@@ -31,8 +31,9 @@ OPTIMIZERS = "optimizers"  # only flopcast's AdamW, with clipping and without, o
 OF_TRITON = (FUSED, ATTENTION, PRODUCTS, BANDS, FP8, OPTIMIZERS)
 INFERENCE, FINE_TUNE, IMAGES = "inference", "fine-tune", "images"  # only what these launch beside `standard`
 HEADS = "heads"  # torch's attention with heads of 80, 96, 192 and 256 columns, values of 128 for 192, and in fp32
+MASKS = "masks"  # torch's attention under a causal mask that is a tensor, as compiled steps have it
 PRECISIONS = "precisions"  # products in fp32, tf32 and fp16, and what fp16 and experts in bf16 launch
-SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES, HEADS, PRECISIONS)
+SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES, HEADS, MASKS, PRECISIONS)
 HOT_BYTES = 128 * 1024**2  # calls above about twice the largest L2 have no hot operands
 
 

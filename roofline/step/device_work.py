@@ -18,7 +18,7 @@ from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Call, Gemm
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.gpu.library.attention_band import with_band
-from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
+from flopcast.roofline.gpu.library.attention_dropout import plain, with_dropout
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
@@ -28,7 +28,6 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory.allocator import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
-from flopcast.roofline.stream.lowering.attention_calls import attention_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.grouped import ONE_CALL, even_groups, is_group_by_group, is_grouped
 from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
@@ -148,8 +147,7 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
 
 
 def _is_masked(work: Work) -> bool:
-    shape = attention_of(work.shape)
-    return shape is not None and shape.mask
+    return isinstance(work.variant, AttentionVariant) and work.variant.is_masked
 
 
 def _picked_by_torch(work: Work, sdpa: str) -> str:
@@ -475,7 +473,7 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
         # lists that were measured are others.
         both = next(estimates), next(estimates)
         count = 0 if work.op_class == "optimizer" else both[0].launches
-        cold, hot = (with_band(work, with_mask(work, one, profile), profile) for one in both)
+        cold, hot = (with_band(work, with_dropout(work, one, profile), profile) for one in both)
         known[key, backends[key]] = _KernelTimes(work, cold, hot, count or launches(work.shape))
     return {key: known[key, backend] for key, backend in backends.items()}
 

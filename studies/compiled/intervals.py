@@ -28,7 +28,7 @@ from studies.compiled.validation import compared, kept_stream
 from studies.shipped.intervals import estimate
 
 PARTLY_FORECAST = ("qwen3-moe-l2",)  # whose experts run outside of the graphs
-GROUP_OF_LAW = {"generated": "generated", "masks": "attention", "dropout": "attention"}
+GROUP_OF_LAW = {"generated": "generated", "dropout": "attention"}
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
     python -m studies.shipped.added [GPU] [--only KIND ...]
 
-The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8`, `optimizers` and `heads`,
+The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8`, `optimizers`, `heads` and
+`masks`,
 of `studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/GPU/*/kernels*. A kind that the
 profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are all
 kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is not
@@ -45,7 +46,18 @@ SMALL_FILLS = "images"
 LEAST = 2  # points of a surface: one tells no size from another
 # By GPU, the suites of which it has later rows.
 SUITES = {
-    SOURCE: ("inference", "fine-tune", "images", "precisions", "fp8", "optimizers", "bitsandbytes", "links", "heads"),
+    SOURCE: (
+        "inference",
+        "fine-tune",
+        "images",
+        "precisions",
+        "fp8",
+        "optimizers",
+        "bitsandbytes",
+        "links",
+        "heads",
+        "masks",
+    ),
     "nvidia-h100-sxm": ("heads",),
 }
 

@@ -16,6 +16,7 @@ from flopcast.roofline.gpu.suites import (
     FP8,
     FUSED,
     HEADS,
+    MASKS,
     OF_TRITON,
     OPTIMIZERS,
     PRODUCTS,
@@ -25,7 +26,7 @@ from flopcast.roofline.gpu.suites import (
 )
 from studies.command import parser_of
 from studies.suites import beside
-from studies.suites.attention import banded_cases, head_cases, triton_cases
+from studies.suites.attention import banded_cases, head_cases, masked_cases, triton_cases
 from studies.suites.build import build, works
 from studies.suites.calls import fused_cases, optimizer_cases
 from studies.suites.duration import describe_duration, durations
@@ -33,13 +34,16 @@ from studies.suites.plans import FUSED_SOURCES, OPTIMIZER_SOURCES, PLANS, labels
 from studies.suites.products import fp8_cases, product_cases
 
 TRACED = {FUSED: (FUSED_SOURCES, fused_cases), OPTIMIZERS: (OPTIMIZER_SOURCES, optimizer_cases)}
-DRAWN = {ATTENTION: triton_cases, BANDS: banded_cases, HEADS: head_cases, PRODUCTS: product_cases, FP8: fp8_cases}
+DRAWN = {
+    ATTENTION: triton_cases, BANDS: banded_cases, HEADS: head_cases, MASKS: masked_cases, PRODUCTS: product_cases,
+    FP8: fp8_cases,
+}  # fmt: skip
 
 
 def main() -> None:
     """Remakes the shipped suites, or those named on the command line."""
     parser = parser_of(__spec__, __doc__)
-    valid = (*PLANS, *OF_TRITON, HEADS, *beside.SOURCES)
+    valid = (*PLANS, *OF_TRITON, HEADS, MASKS, *beside.SOURCES)
     parser.add_argument("name", nargs="*", help=f"default: all, {', '.join(valid)}")
     parser.add_argument(
         "--keep", action="store_true", help="keep the shipped cases, and add what is drawn and traced beside them"

@@ -200,6 +200,70 @@ def _drawn(rng: random.Random, causal: bool, other: Mapping[str, Any]) -> Attent
     return replace(draw(rng, causal, other["head_dim"], OTHER_RANGE), **other)
 
 
+# Of `bench --suite masks`, by backend, role and dtype: (configurations, head_dim, value_dim). With a mask cuDNN runs
+# other kernels than without; flash takes none, and in fp32 the memory-efficient kernel runs. Heads are in no groups:
+# transformers repeats keys and values where it hands over a mask.
+MASKS: dict[tuple[str, str], dict[str, tuple[tuple[int, int, int], ...]]] = {
+    ("sdpa-cudnn", "bf16"): {
+        "fit": ((90, 128, 0), (70, 64, 0), (8, 80, 0), (10, 96, 0), (8, 192, 0), (10, 256, 0), (8, 192, 128)),
+        "holdout": ((30, 128, 0), (24, 64, 0), (3, 80, 0), (4, 96, 0), (3, 192, 0), (4, 256, 0), (3, 192, 128)),
+    },
+    ("sdpa-efficient", "fp32"): {"fit": ((10, 128, 0), (10, 64, 0)), "holdout": ((4, 128, 0), (4, 64, 0))},
+}
+MASKED_RANGE = Range(
+    batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+    kv_heads=(2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48),
+    groups=(1,),
+    lengths=(
+        128,
+        192,
+        256,
+        320,
+        384,
+        448,
+        512,
+        640,
+        768,
+        896,
+        1024,
+        1152,
+        1280,
+        1536,
+        1792,
+        2048,
+        2304,
+        2560,
+        3072,
+        3584,
+        4096,
+    ),
+    max_flops=6e11,
+)
+
+
+def masked_cases() -> list[SuiteCase]:
+    """Of torch's attention with a mask, forward and backward, cold, and in bf16 of the usual heads hot where an L2
+    holds their operands; none of the holdout's shapes is among the fit's."""
+    taken: set[Attention] = set()
+    cases: list[SuiteCase] = []
+    for (backend, dtype), of_roles in MASKS.items():
+        for role, kinds in of_roles.items():
+            rng = random.Random(f"{SEEDS[role]} {backend} masked")
+            for count, head_dim, value_dim in kinds:
+                drawn = partial(_masked, rng, head_dim, value_dim, dtype)
+                cold = [
+                    SuiteCase(both, backend, "cold", role)
+                    for shape in distinct(drawn, taken, count)
+                    for both in directions(shape)
+                ]
+                cases += and_hot(cold) if head_dim in (64, 128) and dtype == "bf16" else cold
+    return cases
+
+
+def _masked(rng: random.Random, head_dim: int, value_dim: int, dtype: str) -> Attention:
+    return replace(draw(rng, False, head_dim, MASKED_RANGE), mask=True, value_dim=value_dim, dtype=dtype)
+
+
 def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:
     """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
     for case in cases:

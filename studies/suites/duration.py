@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.gpu.library.attention_mask import plain
+from flopcast.roofline.gpu.library.attention_dropout import plain
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.stream.lowering.describe import describe

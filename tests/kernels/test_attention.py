@@ -234,7 +234,7 @@ def test_cuda_operators_take_what_the_calls_pass(backend: str) -> None:
             torch.empty(2, 50, n, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
             for n in (4, kv_heads, kv_heads, 4)
         )
-        forward, backward = attention_sdpa._fused_calls(backend, q, k, v, True)
+        forward, backward = attention_sdpa._fused_calls(backend, q, k, v, True, None)
         saved = forward()
         gradients = backward(do, saved)
     assert saved[0].shape == q.shape

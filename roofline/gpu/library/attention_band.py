@@ -76,7 +76,7 @@ def fitted() -> Fitted:
 
 
 def with_band(work: Work, found: Estimate, profile: Profile) -> Estimate:
-    """`found`: the estimate of the work without its window and documents (`attention_mask.plain`), returned where it
+    """`found`: the estimate of the work without its window and documents (`attention_dropout.plain`), returned where it
     has none."""
     shape = work.shape
     part = part_of(profile, shape.dtype) if isinstance(shape, Attention) and is_banded(shape) else None

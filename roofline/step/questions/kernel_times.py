@@ -13,7 +13,7 @@ from flopcast.microbench.recipe.settings import MOST_SEQ
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.library.attention_band import with_band
-from flopcast.roofline.gpu.library.attention_mask import plain
+from flopcast.roofline.gpu.library.attention_dropout import plain
 from flopcast.roofline.gpu.links.choice import KINDS
 from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.profile import Profile

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import log2, prod
+from math import ceil, log2, prod
 from typing import Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape, columns_of_products
+from flopcast.roofline.stream.lowering.attention_calls import attention_of
 from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.fused import OWN_OPTIMIZER
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
@@ -28,6 +29,9 @@ _IN_TURN = 16
 # an H200, 96 columns of 56,448 rows take 180 us so, of 69,120 rows 31 us
 # (layer_norm_kernel.cu).
 _PARTED_ROWS, _PARTED_COLUMNS = 64 * 1024, 2048
+
+# Rows and columns of a tile of scores in cuDNN's attention.
+_TILE = 128
 
 # Linear layers of fewer rows, as a decode has them, run on other kernels: narrow tiles, sums that are split. On an H200
 # the law of the others was 9% fast for 170 of them.
@@ -77,7 +81,9 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
         return Work(shape, "gemm", product, features, shape.bytes, shape.flops, backend)
     if isinstance(shape, Attention):
         features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
-        attention = AttentionVariant(shape.direction, shape.causal, shape.dtype, shape.head_dim, shape.value_dim)
+        attention = AttentionVariant(
+            shape.direction, shape.causal, shape.dtype, shape.head_dim, shape.value_dim, is_masked=shape.mask
+        )
         return Work(shape, "attention", attention, features, shape.bytes, shape.flops, backend)
     return _describe_call(shape)
 
@@ -256,23 +262,26 @@ def _describe_gemm(call: Call) -> Work:
 
 
 def _describe_attention(call: Call) -> Work:
-    """Describes attention in which keys and queries differ in number: every pair counts."""
+    """Describes attention in which keys and queries differ in number: every pair counts. Of more queries than one it is
+    as that of so many fewer heads, of as many queries as keys, as it has fewer tiles of scores."""
     is_backward = _is_backward(call)
     query, key, value = _arguments(call, is_backward, 1 + is_backward, 2 + is_backward)
     own, values = query.shape[-1], value.shape[-1]
     direction = "bwd" if is_backward else "fwd"
     flops = 2 * prod(query.shape[:-1]) * key.shape[-2] * columns_of_products(direction, own, values)
-    features = (
-        log2(prod(query.shape[:-2])),
-        _log2(query.shape[1] / key.shape[1]),
-        _log2(query.shape[-2] * key.shape[-2]) / 2,
-    )
+    heads, group, keys = prod(query.shape[:-2]), _log2(query.shape[1] / key.shape[1]), key.shape[-2]
     value_dim = values if values != own else 0
-    variant = AttentionVariant(direction, False, query.dtype, own, value_dim)
     if query.shape[-2] == 1:  # of one token: it reads the cache, which no other attention's time says
         is_masked = len(_arguments(call, *range(3, len(tensor_places(call.args))))) > 0
         decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}{'-masked' * is_masked}")
-        return Work(call, "attention", decoding, (_log2(call.bytes), *features), call.bytes, flops)
+        sizes = _log2(call.bytes), log2(heads), group, _log2(keys) / 2
+        return Work(call, "attention", decoding, sizes, call.bytes, flops)
+    fewer = ceil(query.shape[-2] / _TILE) / max(ceil(keys / _TILE), 1)
+    features = _log2(heads * fewer), group, _log2(keys)
+    alike = attention_of(call)
+    variant = AttentionVariant(
+        direction, False, query.dtype, own, value_dim, is_masked=alike is not None and alike.mask
+    )
     return Work(call, "attention", variant, features, call.bytes, flops, "sdpa")
 
 

@@ -58,13 +58,14 @@ class GemmVariant:
 @dataclass(frozen=True)
 class AttentionVariant:
     """Variant of an attention. `direction`: "fwd" or "bwd"; `value_dim`: columns of values and results where they are
-    others than those of queries and keys, `head_dim`, else 0."""
+    others than those of queries and keys, `head_dim`, else 0; `is_masked`: a tensor is added to the scores."""
 
     direction: str
     is_causal: bool
     dtype: str
     head_dim: int
     value_dim: int = 0
+    is_masked: bool = False
 
     @property
     def dtypes(self) -> str:
@@ -74,7 +75,8 @@ class AttentionVariant:
     def tokens(self) -> tuple[str, ...]:
         """The parts of its name."""
         columns = f"d{self.head_dim}" + (f"v{self.value_dim}" if self.value_dim else "")
-        return self.direction, "causal" if self.is_causal else "full", self.dtype, columns
+        mask = "causal" if self.is_causal else "masked" if self.is_masked else "full"
+        return self.direction, mask, self.dtype, columns
 
     def __str__(self) -> str:
         return "/".join(self.tokens)
@@ -186,9 +188,10 @@ def parse_variant(text: str) -> Variant:
     if text and ("/" not in text or len(parts) > 1) and len(parts) <= 3:
         return CallVariant(*parts)
     match text.split("/"):
-        case [("fwd" | "bwd") as direction, ("causal" | "full") as mask, dtype, head] if head.startswith("d"):
+        case [("fwd" | "bwd") as direction, ("causal" | "full" | "masked") as mask, dtype, head] if head[:1] == "d":
             own, _, values = head[1:].partition("v")
-            return AttentionVariant(direction, mask == "causal", dtype, int(own), int(values or 0))
+            is_causal, is_masked = mask == "causal", mask == "masked"
+            return AttentionVariant(direction, is_causal, dtype, int(own), int(values or 0), is_masked)
         case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, form]:
             return ConvVariant(direction, dtype, layout, form)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype]:

@@ -12,7 +12,7 @@ from studies.compiled.steps import Compared
 
 
 def test_what_was_fitted_to_a_step_sets_no_width() -> None:
-    case = next(case for case in CASES if case.name == "qwen3-0.6b-l2")  # generated kernels and masks were fitted to it
+    case = next(case for case in CASES if case.name == "gpt2-l2")  # generated kernels and dropout were fitted to it
     seconds = {"gemm": 2.0, "attention": 1.0, "generated": 1.0}
     step = Compared(case.name, {**seconds, "gemm": 2.2}, seconds, {"gemm": 0.01}, Moves(0.1, 0.1), 1, None)
     row = comparison(case, step)

@@ -82,12 +82,13 @@ def test_compiled_steps_take_the_time_that_is_forecast(steps: Steps) -> None:
 
 def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -> None:
     """Mixtures of experts, which enter up to 166 graphs. Their products in fp32 are told by 210 more rows since 26
-    November 2026: device time is 1.4% off at most (1.9% before), steps, a little too slow, 3.8% (2.5% before)."""
+    November 2026: device time is 1.4% off at most (1.9% before), steps, a little too slow, 3.8% (2.5% before); 1.46%
+    since attention with a mask is what calls with masks took, by which its own errors fell by half."""
     rows = [row for mode in MODES for row in steps[mode] if breaks(row)]
     assert len(rows) == 10
     assert sum(bool(row.step.is_within and row.profile_host_step.is_within) for row in rows) >= 9
     device_bound = [row for row in rows if not row.is_host_bound]
-    assert max(errors([row.device for row in device_bound])) <= 0.0145
+    assert max(errors([row.device for row in device_bound])) <= 0.0148
     assert median(errors([row.profile_host_step for row in device_bound])) <= 0.039
     host_bound = [row.profile_host_step.error or 0.0 for row in rows if row.is_host_bound]
     assert len(host_bound) == 4
@@ -95,6 +96,16 @@ def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -
     assert f"{100 * -high:.0f} to {100 * -low:.0f}% short" in MANY_GRAPHS_TOLD
     assert median(host_bound) >= -0.165
     assert max(errors([row.peak for row in rows])) <= 0.009
+
+
+@pytest.mark.parametrize(("mode", "middle"), [("compile", 0.04), ("compile-graphs", 0.03)])
+def test_attention_takes_what_calls_with_masks_took_alone(steps: Steps, mode: str, middle: float) -> None:
+    """A law that was fitted to five steps' calls was 5.6% off in captured steps, and 18% at worst. What is left of the
+    others is of steps at a lower clock."""
+    found = errors([row.parts["attention"] for row in unseen(steps[mode])])
+    assert len(found) >= 20
+    assert median(found) <= middle
+    assert max(found) <= 0.11
 
 
 def test_intervals_hold_what_they_say(steps: Steps) -> None:
@@ -172,7 +183,7 @@ def test_compiled_architectures_on_an_h100_take_the_time_that_is_forecast(elsewh
     assert max(device) <= 0.04
     assert max(errors([row.peak for row in rows])) <= 0.045, "Mistral's window, as a mask"
     assert median(steps) <= 0.024
-    assert max(steps) <= 0.103, "Qwen2.5-0.5B and BLOOM, which the host all but bounds"
+    assert max(steps) <= 0.105, "Qwen2.5-0.5B and BLOOM, which the host all but bounds"
     assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 13
 
 

@@ -10,7 +10,7 @@ import pytest
 from flopcast.kernels.attention_blocks import is_banded
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.library.attention_band import dealt, fitted, part_of, seconds, with_band
-from flopcast.roofline.gpu.library.attention_mask import plain
+from flopcast.roofline.gpu.library.attention_dropout import plain
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.stream.lowering.describe import describe
