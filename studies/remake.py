@@ -49,6 +49,7 @@ PAGES = (
     Page.of(f"studies.compiled.dropout {COMPILED} --out {COMPILED}/dropout.md", f"{COMPILED}/dropout.md"),
     Page.of(f"studies.compiled.kernels {COMPILED} --out {COMPILED}/kernels.md", f"{COMPILED}/kernels.md"),
     Page.of(f"studies.compiled.steps --out {COMPILED}/steps.md", f"{COMPILED}/steps.md"),
+    Page.of("studies.compiled.another_torch table", f"{H200}/random/another-torch.md"),
     Page.of(f"studies.compiled.timeline --out {COMPILED}/timeline.md", f"{COMPILED}/timeline.md"),
     Page.of(
         "studies.compiled.validation",

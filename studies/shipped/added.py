@@ -3,11 +3,10 @@
     python -m studies.shipped.added [GPU] [--only KIND ...]
 
 The rows are those of `bench --suite inference`, `fine-tune`, `images`, `precisions`, `fp8`, `optimizers`, `heads` and
-`masks`,
-of `studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/GPU/*/kernels*. A kind that the
-profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So are all
-kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards measured is not
-moved by few rows of one. `--only pointwise/where` changes the kinds alone whose names begin so.
+`masks`, of `studies.bitsandbytes_kernels` and of `studies.links.copies`, in the folders reports/GPU/*/kernels*. A kind
+that the profile has not, of which they have more than the cards, or that is ELSEWHERE, is fitted to both together. So
+are all kinds of TOLD_APART, of which those go that no row is of any more. All other kinds stay: what many cards
+measured is not moved by few rows of one. `--only pointwise/where` changes the kinds alone whose names begin so.
 """
 
 from __future__ import annotations

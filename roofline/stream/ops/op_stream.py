@@ -193,6 +193,9 @@ class _Record(TypedDict):
     meta: Annotated[dict[str, Any], Meta]
 
 
+_WIDEST = max(DTYPE_BYTES.values())
+
+
 def _refers_to_its_own(record: _Record) -> bool:
     """Raises ValueError where a tensor or an op is of what the stream does not hold."""
     ops, tensors = record["ops"], record["tensors"]
@@ -213,9 +216,10 @@ def _refers_to_its_own(record: _Record) -> bool:
             raise ValueError(f"op {place} waits for one that does not come before it")
         if op.written and max(op.written) >= len(op.inputs):
             raise ValueError(f"op {place} writes what it does not take")
-    widest: dict[int, int] = {}  # bytes of an element, by storage
+    widest: dict[int, int] = {}  # bytes of an element, by storage; generated code is recorded with bytes of any dtype
     for tensor in tensors:
-        widest[tensor.storage] = max(widest.get(tensor.storage, 1), DTYPE_BYTES[tensor.dtype])
+        size = _WIDEST if tensor.dtype == "uint8" else DTYPE_BYTES[tensor.dtype]
+        widest[tensor.storage] = max(widest.get(tensor.storage, 1), size)
     storages = record["storages"]
     held = sum(storages[i].bytes // size for i, size in widest.items() if storages[i].kind == "parameter")
     if held > record["n_params"]:  # 6N would come out negative

@@ -54,10 +54,10 @@ def test_a_step_is_as_long_as_forecast(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "most"),
     [
-        (FILE, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01), (FILE, "gpt2-zero2=4-16x1024-adamw-fused", 0.03),
+        (FILE, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.015), (FILE, "gpt2-zero2=4-16x1024-adamw-fused", 0.03),
         (FILE, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06), (FILE, "qwen3-8b-d6-tp=4-8x2048-adamw-fused", 0.07),
         (AGAIN, "gpt2-ddp-16x1024-x2-adamw-fused", 0.01), (AGAIN, "gpt2-zero2-16x1024-adamw-fused", 0.06),
-        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.05), (AGAIN, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.01),
+        (AGAIN, "qwen3-8b-d6-tp-4x2048-adamw-fused", 0.05), (AGAIN, "gpt2-ddp=4-16x1024-x2-adamw-fused", 0.015),
         (AGAIN, "qwen3-8b-d6-fsdp=4-4x2048-adamw-fused", 0.06),
     ],
 )  # fmt: skip

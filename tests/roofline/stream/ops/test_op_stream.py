@@ -90,6 +90,14 @@ def test_json_round_trip(tiny: dict[str, Any], traced: Tracing, tmp_path: Path) 
         assert [p.name for p in (tmp_path / "deep").iterdir()] == ["s.json.gz"]
 
 
+def test_a_parameter_that_generated_code_reads_as_bytes_counts_its_elements_no_more(tmp_path: Path) -> None:
+    """Frozen weights in fp32 of compiled steps with adapters: their streams were kept, but could not be read again."""
+    stream = small_stream()
+    as_bytes = tuple(ref._replace(operand=Operand((128,), (1,), "uint8")) for ref in stream.tensors)
+    streams.save(replace(stream, tensors=as_bytes), tmp_path / "s.json")
+    assert streams.load(tmp_path / "s.json").n_params == 32
+
+
 def test_an_op_is_a_replayable_call() -> None:
     stream = small_stream()
     call = stream.call(stream.ops[1])
