@@ -34,7 +34,7 @@ def sdpa_choice(operands: Sequence[Tensor], shape: Attention) -> str:
     return names.get(chosen, "sdpa-math")
 
 
-def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     """Raises BackendUnavailable, with torch's reasons, unless SDPA itself would take this backend."""
     if backend == "sdpa-cpu":
         if q.device.type != "cpu":
@@ -50,7 +50,6 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
         "sdpa-efficient": torch.backends.cuda.can_use_efficient_attention,
     }[backend]
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    mask = mask_of(shape, q)
     params = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, shape.causal, shape.heads != shape.kv_heads)
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
@@ -157,8 +156,9 @@ def prepare_sdpa(shape: Attention, backend: str, operands: Sequence[Tensor]) -> 
         if shape.direction == "fwd":
             return lambda: _math_forward(q, k, v, causal)
         return _math_backward(q, k, v, operands[3], causal)
-    _require(backend, shape, q, k, v)
-    run_forward, run_backward = _fused_calls(backend, q, k, v, causal, mask_of(shape, q))
+    mask = mask_of(shape, q)
+    _require(backend, shape, q, k, v, mask)
+    run_forward, run_backward = _fused_calls(backend, q, k, v, causal, mask)
     if shape.direction == "fwd":
         return lambda: run_forward()[0]
     saved = run_forward()

@@ -32,7 +32,7 @@ from studies.markdown import table
 GPU = "nvidia-h200"
 FIT = "gpt2-l2"
 ATTENTION = {Kind.ATTENTION: "fwd", Kind.ATTENTION_BACKWARD: "bwd"}
-DEVIATION = 0.05
+DEVIATION = 0.05  # of eleven steps of GPT-2 in 16 bits ten have attention within 8.1%, which is 1.65 of it
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from math import ceil
 from flopcast.bounds import Positive
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws.generated import Rates
-
-TILE = 128  # rows and columns of a tile of scores, as of cuDNN's kernels
+from flopcast.roofline.stream.lowering.attention_calls import TILE
 
 
 @dataclass(frozen=True, kw_only=True)

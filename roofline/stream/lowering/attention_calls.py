@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from flopcast.kernels.shapes import Attention, Call, Shape
 from flopcast.roofline.stream.ops.op_stream import packet, tensor_places
 
+TILE = 128  # rows and columns of a tile of scores, as cuDNN's kernels visit them
+
 
 class Places(NamedTuple):
     """An attention call: its backend, and the places of its flag "causal", mask, dropout, window and documents among

@@ -10,7 +10,7 @@ from math import ceil, log2, prod
 from typing import Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape, columns_of_products
-from flopcast.roofline.stream.lowering.attention_calls import attention_of
+from flopcast.roofline.stream.lowering.attention_calls import TILE, attention_of
 from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.fused import OWN_OPTIMIZER
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
@@ -29,9 +29,6 @@ _IN_TURN = 16
 # an H200, 96 columns of 56,448 rows take 180 us so, of 69,120 rows 31 us
 # (layer_norm_kernel.cu).
 _PARTED_ROWS, _PARTED_COLUMNS = 64 * 1024, 2048
-
-# Rows and columns of a tile of scores in cuDNN's attention.
-_TILE = 128
 
 # Linear layers of fewer rows, as a decode has them, run on other kernels: narrow tiles, sums that are split. On an H200
 # the law of the others was 9% fast for 170 of them.
@@ -276,7 +273,7 @@ def _describe_attention(call: Call) -> Work:
         decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}{'-masked' * is_masked}")
         sizes = _log2(call.bytes), log2(heads), group, _log2(keys) / 2
         return Work(call, "attention", decoding, sizes, call.bytes, flops)
-    fewer = ceil(query.shape[-2] / _TILE) / max(ceil(keys / _TILE), 1)
+    fewer = ceil(query.shape[-2] / TILE) / max(ceil(keys / TILE), 1)
     features = _log2(heads * fewer), group, _log2(keys)
     alike = attention_of(call)
     variant = AttentionVariant(

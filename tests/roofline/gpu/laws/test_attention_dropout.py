@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
-from flopcast.roofline.gpu.laws.attention_dropout import TILE, drawn, dropout_seconds
+from flopcast.roofline.gpu.laws.attention_dropout import drawn, dropout_seconds
 from flopcast.roofline.gpu.library.attention_dropout import fitted
 from flopcast.roofline.gpu.library.generated import rates_of
+from flopcast.roofline.stream.lowering.attention_calls import TILE
 
 LAW, RATES = fitted().law, rates_of(find_spec("nvidia-h200"))
 
