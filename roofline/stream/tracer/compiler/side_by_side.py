@@ -32,21 +32,13 @@ _compiler: Compiler | None = None  # of a process of the pool
 def compilers(gpu: Mapping[str, Any], cudnn: int, steps: int) -> Iterator[Callable[[Asked], Future[OutputCode]]]:
     """Yields a function that has a step for this GPU compiled; the future raises UsageError for one that torch cannot
     compile. `steps`: how many will be asked for, at least. Those that have not begun at the end are given up."""
-    import multiprocessing  # takes 15 ms together with the pool, which a cached forecast does not need
-    from concurrent.futures import ProcessPoolExecutor
+    from flopcast.renewed import renewed_processes  # takes 15 ms, which a cached forecast does not need
 
     count = max(1, min(PROCESSES, os.cpu_count() or 1, steps))
     with tempfile.TemporaryDirectory(prefix="flopcast-compiled-") as folder:
-        pool = ProcessPoolExecutor(
-            count, multiprocessing.get_context("spawn"), initializer=_begin,
-            initargs=(os.getpid(), folder, dict(gpu), cudnn), max_tasks_per_child=STEPS,
-        )  # fmt: skip
-        try:
-            yield lambda asked: pool.submit(_code, asked)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
+        given = (os.getpid(), folder, dict(gpu), cudnn)
+        with renewed_processes(count, STEPS, _begin, given) as submit:
+            yield lambda asked: submit(_code, asked)
 
 
 def _begin(parent: int, folder: str, gpu: Mapping[str, Any], cudnn: int) -> None:
