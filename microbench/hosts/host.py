@@ -69,6 +69,11 @@ def host_key(model: str, depth: int, phase: str) -> str:
     return f"host/{model}/depth{depth}/{phase}"
 
 
+def depth_of_row(key: str) -> int:
+    """The depth in a key of `host_key`."""
+    return int(key.split("/")[2].removeprefix("depth"))
+
+
 def host_fields(key: str, samples: Sequence[float], *, backend: str = "torch", suite: str | None = None) -> Fields:
     """The fields of a row of host seconds measured by wall clock; the value is None where there is no sample."""
     return {

@@ -96,6 +96,7 @@ class HostRow(Row, total=False):
 
     rounds: Size  # the first sample of each round follows a pause and is slower
     counts: dict[str, NonNegative]  # number of ops of the phase by kind, where the row has them
+    host_pace: Sequence[NonNegative]  # of a compiled one: as `StepRow`'s, before each round
 
 
 class OperatorRow(Row, total=False):
@@ -116,6 +117,7 @@ class StepRow(Row, total=False):
     reserved_bytes: Count | None  # what the allocator took of the device at most, the tiny models' memory included
     n_params: Count
     host_samples_before: Count  # samples of the tiny models taken before this step in its session
+    host_pace: Sequence[NonNegative]  # seconds of the middle one's step, before each round and after the last
     steps_per_round: Count  # timed in a row; five of short ones, two at least of long ones, where a row does not say
 
 

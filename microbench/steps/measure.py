@@ -49,7 +49,8 @@ class Kernel:
 class StepTiming:
     """Seconds of a steady step, one entry per repetition of `steps_per_round` steps in a row; `peak_bytes` as torch's
     allocator counted them, `reserved_bytes` what it took of the device for them, `reading` the device's clocks, power
-    and throttling in one more step after the last round."""
+    and throttling in one more step after the last round, `pace_seconds` what `pace` gave before each round and after
+    the last."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -60,6 +61,7 @@ class StepTiming:
     reserved_bytes: int | None
     steps_per_round: int
     reading: Reading | None = None
+    pace_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def time_step(
     least_round_seconds: float = 0.0,
     read: Callable[[], Reading] | None = None,
     beside: Beside = NOTHING,
+    pace: Callable[[], float] | None = None,
 ) -> StepTiming:
     """Runs `step` for real, without a profiler.
 
@@ -92,20 +95,21 @@ def time_step(
     begins with the cache that the first had, and each run grows it by a token, as generating does. `read`: reads the
     device's telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
     Where that says that the clock was held down, all rounds are run again for `SUSTAINED_SECONDS` each, as training
-    goes on for longer; not those of decodes, whose cache would grow. All of the first steps but one may run while other
-    processes compute (`beside`); the rest has the machine alone.
+    goes on for longer; not those of decodes, whose cache would grow. `pace`: measures how fast the host is, which
+    changes by half and more from one second to the next where other machines share its cores. All of the first steps
+    but one may run while other processes compute (`beside`); the rest has the machine alone.
     """
     if step.device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for _ in range(warm_up - 1):
         beside.first(step)
     with beside.still():
-        return _timed(step, rounds, steps_per_round, least_round_seconds, read)
+        return _timed(step, rounds, steps_per_round, least_round_seconds, read, pace)
 
 
 def _timed(
     step: TrainingStep | InferenceStep, rounds: int, steps_per_round: int, least_round_seconds: float,
-    read: Callable[[], Reading] | None,
+    read: Callable[[], Reading] | None, pace: Callable[[], float] | None,
 ) -> StepTiming:  # fmt: skip
     """Runs the last of the first steps, which tells how many a round takes, and the rounds."""
     is_cuda = step.device_type == "cuda"
@@ -119,11 +123,12 @@ def _timed(
     steps_per_round = max(steps_per_round, int(least_round_seconds / last))
     if read is not None:
         read()  # from which on the share of the cores that others use counts
-    timing = _rounds(step, rounds, steps_per_round, read)
+    timing = _rounds(step, rounds, steps_per_round, read, pace)
+    paces = timing.pace_seconds
     is_held = timing.reading is not None and timing.reading.throttled
     if is_held and not (isinstance(step, InferenceStep) and step.phase == "decode"):
         timing = _rounds(step, rounds, max(steps_per_round, ceil(SUSTAINED_SECONDS / last)), read)
-    return replace(timing, peak_bytes=peak, reserved_bytes=reserved)
+    return replace(timing, peak_bytes=peak, reserved_bytes=reserved, pace_seconds=paces)
 
 
 def _drain(step: TrainingStep | InferenceStep) -> None:
@@ -132,9 +137,11 @@ def _drain(step: TrainingStep | InferenceStep) -> None:
 
 
 def _rounds(
-    step: TrainingStep | InferenceStep, rounds: int, steps_per_round: int, read: Callable[[], Reading] | None
-) -> StepTiming:
+    step: TrainingStep | InferenceStep, rounds: int, steps_per_round: int, read: Callable[[], Reading] | None,
+    pace: Callable[[], float] | None = None,
+) -> StepTiming:  # fmt: skip
     """Times `rounds` rounds of so many steps in a row, each followed by a step whose phases the host enqueues apart."""
+    paces: list[float] = []
     walls: list[float] = []
     hosts: list[float] = []
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
@@ -142,6 +149,8 @@ def _rounds(
     gc.collect()
     with no_garbage_collection():
         for number in range(rounds):
+            if pace is not None:
+                paces.append(pace())
             if isinstance(step, InferenceStep):
                 step.refill()
             _drain(step)
@@ -162,6 +171,8 @@ def _rounds(
             hosts.append(sum(spent.values()))
             for name, seconds in spent.items():
                 phases[name].append(seconds)
+        if pace is not None:
+            paces.append(pace())
     return StepTiming(
         step_seconds=tuple(walls),
         host_seconds=tuple(hosts),
@@ -172,6 +183,7 @@ def _rounds(
         reserved_bytes=None,
         steps_per_round=steps_per_round,
         reading=reading,
+        pace_seconds=tuple(paces),
     )
 
 

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -17,7 +17,7 @@ from operator import attrgetter
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.hosts.host import Kept, host_fields, host_phases, run_host, steady_seconds
+from flopcast.microbench.hosts.host import Kept, depth_of_row, host_fields, host_phases, run_host, steady_seconds
 from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import forget, host_builders
@@ -25,7 +25,7 @@ from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS, KERNEL, Fields, Row, merged
+from flopcast.microbench.records.rows import EMPTY_FIELDS, KERNEL, Fields, Row, merged, rounded
 from flopcast.microbench.steps.ahead import ahead_of
 from flopcast.microbench.steps.beside import NOTHING, Beside
 from flopcast.microbench.steps.build import build_plan
@@ -70,9 +70,9 @@ def run_steps(
 
     With `host`, its tiny models are run between the steps, so that the host's speed at that time is known: it differs
     by 10 to 40% from one process to the next, and also drifts. Their rows are those of `run_host`; a step's row
-    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed. They are
-    written before each step, with all samples so far: of one key the last row counts. The models of `compiled` are
-    measured once.
+    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed, and what
+    the middle one of them took between its rounds (`host_pace`). They are written before each step, with all samples
+    so far: of one key the last row counts. The models of `compiled` are measured once, beside the same one.
 
     Compiled steps are compiled ahead, in processes of their own, which profile their kernels too (`ahead`): each step
     is timed as soon as its code is there, while they stand still.
@@ -118,7 +118,7 @@ class _Run:
 
         def times(plan: StepPlan, beside: Beside = NOTHING) -> Fields:
             def timed(step: training_step.TrainingStep | InferenceStep) -> Fields:
-                timing = time_it(step, read=read, beside=beside)
+                timing = time_it(step, read=read, beside=beside, pace=None if calibration is None else calibration.pace)
                 return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
 
             if calibration is None:
@@ -131,22 +131,24 @@ class _Run:
         eager = [plan for plan in todo if plan.mode == "eager"]
         self._work_through(eager, "real steps, times", _TIMES, times, len(eager))
         if len(eager) < len(todo):
-            self._as_they_are_compiled([plan for plan in todo if plan.mode != "eager"], compiled, times)
+            pace = None if calibration is None else calibration.pace
+            self._as_they_are_compiled([plan for plan in todo if plan.mode != "eager"], compiled, times, pace)
         if calibration is not None:
             if calibration.n_samples:
                 calibration.sample()
             self._append(calibration.rows(self.suite))
 
     def _as_they_are_compiled(
-        self, todo: Sequence[StepPlan], hosts: Sequence[HostPlan], times: Callable[[StepPlan, Beside], Fields]
-    ) -> None:
+        self, todo: Sequence[StepPlan], hosts: Sequence[HostPlan], times: Callable[[StepPlan, Beside], Fields],
+        pace: Callable[[], float] | None,
+    ) -> None:  # fmt: skip
         """Times compiled steps, each when its code is there, and keeps the rows of their kernels."""
         with ahead_of(todo, hosts, self.device) as ahead:
 
             def ready() -> Iterator[StepPlan]:
                 for one in ahead.ready(self.watch.is_spent):
                     if isinstance(one.what, HostPlan):
-                        self._compiled_host(one.what, ahead)
+                        self._compiled_host(one.what, ahead, pace)
                         continue
                     yield one.what
                     if one.kernels is not None and self.recorder.status(one.what.key) == "ok":
@@ -154,16 +156,28 @@ class _Run:
 
             self._work_through(ready(), "compiled steps", _TIMES, lambda plan: times(plan, ahead), len(todo))
 
-    def _compiled_host(self, plan: HostPlan, beside: Beside) -> None:
+    def _compiled_host(self, plan: HostPlan, beside: Beside, pace: Callable[[], float] | None) -> None:
         """Measures the host cost of compiled tiny models; a failure gets rows that say so, and the steps are run."""
         builders, counts = host_builders(plan, self.device)
-        kept = Kept()
+        kept, paces = Kept(), list[float]()
+
+        @contextmanager
+        def still() -> Iterator[None]:
+            with beside.still():
+                if pace is not None:
+                    paces.append(pace())
+                yield
+
         run_host(
             builders, model=plan.model, recorder=kept, device=self.device, suite=self.suite, counts=counts,
-            rounds=COMPILED_ROUNDS, steps_per_round=plan.steps_per_round, beside=beside.still,
+            rounds=COMPILED_ROUNDS, steps_per_round=plan.steps_per_round, beside=still,
         )  # fmt: skip
         forget(plan.mode)
-        self._append(kept.rows)
+        of_depth = {
+            depth: rounded(paces[number :: len(builders)]) if len(paces) == COMPILED_ROUNDS * len(builders) else []
+            for number, depth in enumerate(builders)
+        }
+        self._append({**row, "host_pace": of_depth[depth_of_row(row["key"])]} for row in kept.rows)
 
     def kernels(self) -> None:
         ran = [plan for plan in self.plans if self.recorder.status(plan.key) == "ok"]
@@ -226,6 +240,12 @@ class HostCalibration:
                 found = [host_phases(step, self.device) for _ in range(2)]
                 steady = steady_seconds(step, self.device)
             self.samples[depth] += [{**phases, "steady": steady} for phases in found]
+
+    def pace(self) -> float:
+        """Seconds of a step of the tiny model of middle depth, of a few in a row."""
+        depths = sorted(self.steps)
+        with no_garbage_collection():
+            return steady_seconds(self.steps[depths[len(depths) // 2]], self.device)
 
     def held_bytes(self) -> int:
         """Bytes that the tiny models hold between samples, as the allocator counts them; not part of the measured
@@ -290,6 +310,7 @@ def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
             "optimizer": statistics.median(timing.optimizer_seconds),
         },
         "steps_per_round": timing.steps_per_round,
+        "host_pace": rounded(timing.pace_seconds),
         "peak_bytes": timing.peak_bytes - held_bytes if timing.peak_bytes else timing.peak_bytes,
         "reserved_bytes": timing.reserved_bytes,
         **(timing.reading or Reading()).as_row(),

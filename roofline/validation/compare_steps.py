@@ -96,7 +96,7 @@ def _jobs(measured: Iterable[Row], profile: Profile, stack: Mapping[str, Any] | 
     jobs = []
     for name, row in steps.items():
         run_host = hosts.get(row.get("session"))
-        host = None if run_host is None else run_host.at(row.get("host_samples_before"))
+        host = None if run_host is None else run_host.at(row.get("host_samples_before"), row.get("host_pace") or ())
         jobs.append(_Job(row, kernels.get(name), estimates.get(name), profile, host, stack))
     return jobs
 

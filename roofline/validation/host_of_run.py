@@ -15,7 +15,8 @@ from math import exp, hypot, log, sqrt
 from statistics import fmean, median, variance
 from typing import cast
 
-from flopcast.microbench.records.rows import Row
+from flopcast.microbench.recipe.plans import HostPlan
+from flopcast.microbench.records.rows import HostRow, Row, merged
 from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
 from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
@@ -35,12 +36,14 @@ class RunHost:
     """The host of one run of steps: its costs, and its speed sample by sample.
 
     `pace[i]` is sample i of the tiny models over their median, averaged over depths and phases. `noise` is the standard
-    deviation of its logarithm, from the differences between the depths, which are timed one after the other.
+    deviation of its logarithm, from the differences between the depths, which are timed one after the other. `usual`:
+    the median seconds of a step of the model of middle depth, which `host_pace` of rows compares with.
     """
 
     costs: HostCosts
     pace: tuple[float, ...]
     noise: float = 0.0
+    usual: float | None = None
 
     @cached_property
     def sigma(self) -> float:
@@ -56,12 +59,15 @@ class RunHost:
         ]
         return sqrt(max(fmean(off) - self.noise**2, 0.0))
 
-    def at(self, samples_before: int | None) -> HostCosts:
-        """The host costs at a step, scaled by the samples just before and just after it. Their deviation combines
-        `sigma` with the further error of steps forecast with the host of their own run."""
+    def at(self, samples_before: int | None, between: Sequence[float] = ()) -> HostCosts:
+        """The host costs at a step, scaled by the samples `between` its rounds, else by those just before and just
+        after it. Their deviation combines `sigma` with the further error of steps forecast with the host of their own
+        run."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
+        if between and self.usual:
+            near = tuple(seconds / self.usual for seconds in between)
         if not near:
             return self.costs
         costs = self.costs.scaled(median(near))
@@ -91,12 +97,31 @@ def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None,
         rows = list(by_key.values())
         if all(row["key"].startswith(OPERATORS) for row in rows):  # the run stopped before its tiny models were written
             continue
-        costs = fit_host(cast(list[FitRow], rows), counts, profile.ceilings, {"cpu": cpu}, [])
+        usual = _usual(plan, rows)
+        fitted = [_at_usual_pace(row, usual) for row in rows]
+        costs = fit_host(cast(list[FitRow], fitted), counts, profile.ceilings, {"cpu": cpu}, [])
         if costs is not None:
             if not costs.triton and profile.host is not None:  # no step of the run needed it
                 costs = replace(costs, triton=profile.host.triton)
-            found[session] = RunHost(costs, *_pace(rows))
+            found[session] = RunHost(costs, *_pace(rows), usual)
     return found
+
+
+def _usual(plan: HostPlan, rows: Iterable[Row]) -> float | None:
+    """Median seconds of a step of the tiny model of middle depth, among steps in a row."""
+    depths = sorted(plan.configs)
+    key = plan.row_key(depths[len(depths) // 2], "steady")
+    return next((row.get("value") for row in rows if row["key"] == key), None)
+
+
+def _at_usual_pace(row: Row, usual: float | None) -> Row:
+    """The row of a compiled tiny model as if the host had run at its usual pace in each round."""
+    between, samples = cast(HostRow, row).get("host_pace"), row.get("samples") or ()
+    if not between or not usual or len(samples) % len(between):
+        return row
+    each = len(samples) // len(between)
+    scaled = [sample * usual / between[number // each] for number, sample in enumerate(samples)]
+    return merged(Row, row, {"samples": scaled, "value": median(scaled)})
 
 
 def _pace(rows: Sequence[Row]) -> tuple[tuple[float, ...], float]:

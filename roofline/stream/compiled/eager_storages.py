@@ -2,8 +2,10 @@
 
 A graph's inputs are matched to that stream's parameters, buffers, inputs and cache of keys and values, and the
 gradients that backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no
-time. They are the same ones in every micro-batch. What graphs hand to one another has no place there, whatever its
-size: the bf16 logits of 1,024 tokens and their gradient have the bytes of an fp32 embedding 512 wide.
+time. They are the same ones in every micro-batch. Where none is left, a parameter of the same shape that another graph
+takes is meant: tied embeddings, of which one graph looks tokens up and another computes logits. What graphs hand to one
+another has no place there, whatever its size: the bf16 logits of 1,024 tokens and their gradient have the bytes of an
+fp32 embedding 512 wide.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class EagerStorages:
     def __init__(self, eager: Stream) -> None:
         self._existing = _by_bytes(eager, ("parameter", "buffer", "input", "cache"))
         self._gradients = _by_bytes(eager, ("gradient",))
+        self._parameters = {i for i, storage in enumerate(eager.storages) if storage.kind == "parameter"}
         self._taken: dict[tuple[int, str], int] = {}
         self._returned: dict[int, list[tuple[str, int]]] = {}
         self._operands = {
@@ -29,12 +32,24 @@ class EagerStorages:
         }
 
     def taken(self, place: int, name: str, operand: Operand, new: Callable[[Operand], int]) -> int:
-        """The storage that a graph reads as its input of this name; a `new` one where none is left of its size."""
+        """The storage that a graph reads as its input of this name; a `new` one where none is left of its size and no
+        other graph takes a parameter of its shape."""
         key = place, name
         if key not in self._taken:
             found = self._existing[storage_bytes(operand)]
-            self._taken[key] = found.popleft() if found else new(operand)
+            shared = None if found else self._shared(place, operand)
+            self._taken[key] = found.popleft() if found else new(operand) if shared is None else shared
         return self._taken[key]
+
+    def _shared(self, place: int, operand: Operand) -> int | None:
+        """The first parameter of this dtype and shape that graphs at other places take."""
+        own = {storage for (other, _), storage in self._taken.items() if other == place}
+        wanted = operand.dtype, operand.shape
+        for storage in self._taken.values():
+            held = self._operands.get(storage) if storage in self._parameters and storage not in own else None
+            if held is not None and (held.dtype, held.shape) == wanted:
+                return storage
+        return None
 
     def gradients(self, place: int, graph: Graph, passed_on: Container[int]) -> list[tuple[str, int]]:
         """The gradients that a backward graph returns: buffers, and the storages that hold them after the backward.

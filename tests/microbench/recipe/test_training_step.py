@@ -124,6 +124,35 @@ def test_a_step_is_timed_by_component() -> None:
     ):
         assert sum(parts) == pytest.approx(whole)
     assert timing.peak_bytes is None  # the processor's allocator does not count
+    assert timing.pace_seconds == ()
+
+
+def test_the_pace_of_the_host_is_taken_before_each_round_and_after_the_last() -> None:
+    step = step_of()
+    runs: list[int] = []
+
+    def pace() -> float:
+        runs.append(counted.runs)
+        return 0.25
+
+    counted = Counted(step)
+    timing = time_step(cast(training_step.TrainingStep, counted), rounds=3, steps_per_round=2, warm_up=1, pace=pace)
+    assert timing.pace_seconds == (0.25,) * 4
+    assert runs == [1, 3, 5, 7]
+
+
+class Counted:
+    """A real step that counts how often it ran whole."""
+
+    def __init__(self, step: training_step.TrainingStep) -> None:
+        self._step, self.runs = step, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def run(self) -> Any:
+        self.runs += 1
+        return self._step.run()
 
 
 class Clocked:

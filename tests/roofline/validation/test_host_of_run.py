@@ -6,11 +6,13 @@ from dataclasses import replace
 from math import exp, hypot, log, sqrt
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 import pytest
 
 from flopcast.microbench.records.records import read
+from flopcast.microbench.records.rows import Row
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.uncertainty import spreads
@@ -61,6 +63,29 @@ def test_a_step_gets_the_pace_beside_it_and_the_runs_deviation() -> None:
     assert beside.sigma == pytest.approx(hypot(spreads().host_same_run, found.sigma))
     assert found.sigma > 0.2
     assert found.at(None) is COSTS
+
+
+def test_a_pace_between_the_rounds_of_a_step_counts_more_than_those_before_and_after_it() -> None:
+    found = replace(run([1.0, 1.3, 0.8, 1.2]), usual=0.040)
+    assert found.at(3 * NEAR, [0.060, 0.064, 0.070]).step_fixed == pytest.approx(1.6e-4)
+    assert found.at(3 * NEAR, []).step_fixed == found.at(3 * NEAR).step_fixed == pytest.approx(1e-4)
+
+
+def test_compiled_tiny_models_count_as_if_the_host_had_run_at_its_usual_pace(root: Path) -> None:
+    """Of a run each round of the compiled ones is made twice as long, and so is the eager one beside it."""
+    rows = [row for row in read(root / "reports/nvidia-h200/random/run9").rows if row["key"].startswith("host/")]
+    *_, usual = (row["value"] for row in rows if row["key"] == "host/qwen3-adamw/depth6/steady")
+    assert usual
+    slowed = [
+        {**row, "samples": [2 * each for each in row["samples"]], "host_pace": [2 * usual] * 3}
+        if row["key"].startswith("host/qwen3-adamw-compile/") else row
+        for row in rows
+    ]  # fmt: skip
+    profile = find_profile("nvidia-h200")
+    (before,), (after,) = (hosts_of_runs(cast(list[Row], each), profile).values() for each in (rows, slowed))
+    assert before.usual == after.usual == usual
+    for mode, costs in before.costs.compiled.items():
+        assert after.costs.compiled[mode].launch == pytest.approx(costs.launch, rel=1e-6)
 
 
 def test_a_run_killed_before_its_eager_models_were_written_keeps_what_its_compiled_ones_told(root: Path) -> None:
