@@ -21,7 +21,7 @@ from studies.imports import FACES, ROOT, arrows, sources
 ROOMS = (
     # what all share
     "flopcast.errors", "flopcast.files", "flopcast.bounds", "flopcast.json_files", "flopcast.decode",
-    "flopcast.child", "flopcast.gc_pause", "flopcast.progress",
+    "flopcast.child", "flopcast.renewed", "flopcast.gc_pause", "flopcast.progress",
     # what can be run
     "flopcast.kernels",
     # how it is measured

@@ -147,6 +147,7 @@ class StepKernelsRow(Row, total=False):
     n_kernels: Count
     n_params: Count
     ops: OpSeconds  # launching ATen call, or KERNEL and the kernel's name -> [seconds, kernels]
+    mean_clock_mhz: NonNegative | None  # of the multiprocessors, while the kernels ran
     products: Sequence[Sequence[Any]]  # in older rows only: each matrix product of the step
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.steps.beside import NOTHING, Beside
+from flopcast.microbench.timing.mean_clock import ClockProbe
 from flopcast.microbench.timing.telemetry import Reading, telemetry, typical_reading
 
-# Ranges and overheads that the profiler lists among operators and kernels.
-_NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
+# Ranges and overheads that the profiler lists among operators and kernels, and the kernel that reads the clocks.
+_NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync", "read_clocks_kernel")
 
 # Approximate upper limit on the duration of a round, which has at least two steps: steps of 0.3 s spread by 0.2%, and
 # five rounds of five of them took 8 s.
@@ -67,11 +69,13 @@ class StepTiming:
 @dataclass(frozen=True)
 class StepKernels:
     """What one step runs on the device: `device_seconds` of each profiled step, and the kernels of the last one;
-    `reading`: the device's state while it ran them, whose clock a power limit may have lowered."""
+    `reading`: the device's state once the host had launched them; `mean_clock_mhz`: the clock while they ran, which a
+    power limit may have lowered (None where it is not known)."""
 
     device_seconds: tuple[float, ...]
     kernels: tuple[Kernel, ...]
     reading: Reading
+    mean_clock_mhz: float | None = None
 
 
 def time_step(
@@ -191,7 +195,8 @@ def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> Ste
     """Profiles `step`. All timing has to come first: once CUDA's profiler has been used, every later launch of the
     process costs more (H200, torch 2.11: a tiny op takes 6.5 us of host time before and 8.8 after, a step of width 256
     and 6 layers 19 and 22 ms). Where the power limit holds the clock down the device rests before each profiled step,
-    so that its kernels are those of the highest clock, as forecasts of device time are."""
+    so that its kernels are those of the highest clock, as forecasts of device time are; in steps of more than a tenth
+    of a second it falls all the same."""
     read = telemetry(torch.device(step.device_type))
     is_held = False
     for _ in range(warm_up):
@@ -199,15 +204,30 @@ def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> Ste
         is_held = is_held or read().throttled
     readings: list[Reading] = []
 
-    runs = []
+    runs: list[tuple[Kernel, ...]] = []
+    clocks: list[float | None] = []
     is_cuda = step.device_type == "cuda"
+    probe = _clock_probe() if is_cuda else None
     for with_ops in (False, False, True) if is_cuda else (True,):
         if is_cuda and (is_held or any(reading.throttled for reading in readings)):
             _rest()
-        runs.append(profile_kernels(step, with_ops=with_ops, while_busy=lambda: readings.append(read())))
+        runs.append(profile_kernels(step, with_ops=with_ops, while_busy=lambda: readings.append(read()), probe=probe))
+        clocks.append(None if probe is None else probe.mean_mhz())
+    known = [clock for clock in clocks if clock is not None]
     return StepKernels(
-        tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs), runs[-1], typical_reading(readings)
+        device_seconds=tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs),
+        kernels=runs[-1],
+        reading=typical_reading(readings),
+        mean_clock_mhz=median(known) if known else None,
     )
+
+
+def _clock_probe() -> ClockProbe | None:
+    """None where there is no Triton."""
+    try:
+        return ClockProbe(torch.device("cuda", torch.cuda.current_device()))
+    except ImportError:
+        return None
 
 
 def _rest() -> None:
@@ -221,19 +241,25 @@ def _rest() -> None:
 
 
 def profile_kernels(
-    step: TrainingStep | InferenceStep, *, with_ops: bool = False, while_busy: Callable[[], None] = lambda: None
-) -> tuple[Kernel, ...]:
+    step: TrainingStep | InferenceStep, *, with_ops: bool = False, while_busy: Callable[[], None] = lambda: None,
+    probe: ClockProbe | None = None,
+) -> tuple[Kernel, ...]:  # fmt: skip
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
     `with_ops` names the ATen call that launched each, which slows the host; `while_busy` is called once the host has
-    launched all. On the CPU a "kernel" is an operator's own time, without that of the operators it calls.
+    launched all; `probe` is marked before the step and behind it. On the CPU a "kernel" is an operator's own time,
+    without that of the operators it calls.
     """
     if step.device_type != "cuda":
         return _profile_operators(step)
     activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if with_ops else [])]
     torch.cuda.synchronize()
     with profile(activities=activities) as profiler:
+        if probe is not None:
+            probe.mark()
         step.run()
+        if probe is not None:
+            probe.mark()
         while_busy()
         torch.cuda.synchronize()
     results: Any = profiler.profiler.kineto_results

@@ -329,6 +329,7 @@ def kernel_fields(found: StepKernels) -> Fields:
         "timer": "profiler",
         "n_kernels": len(found.kernels),
         "ops": by_op(found.kernels),
+        "mean_clock_mhz": found.mean_clock_mhz and round(found.mean_clock_mhz, 1),
         **found.reading.as_row(),
     }
 
