@@ -142,7 +142,7 @@ def test_the_kernels_of_every_operation_are_found() -> None:
         (path.name, name)
         for path in KERNELS.glob("triton_*.py")
         for name in re.findall(r"\.jit.*\ndef (\w+)", path.read_text())
-        if path.name != "triton_read.py"  # a probe of the memory, of no operation
+        if path.name not in ("triton_read.py", "triton_clock.py")  # probes of memory and clock, of no operation
     }
     assert len(kernels) > 50
     assert {name for _, name in kernels} <= {part[0] for part in definitions if isinstance(part[0], str)}
