@@ -32,9 +32,11 @@ LONG_ROUND_SECONDS = 0.6
 # within 1% of that in rounds of three.
 SUSTAINED_SECONDS = 1.0
 
-# Seconds that the device rests before it is profiled at a step whose like met the power limit: in as many its
-# controller lets the clock up again. Right after timed rounds eight dense compiled steps ran at 1,515 to 1,710 MHz,
-# and their kernels took 4 to 8% longer than is forecast for the 1,980 MHz that kernels are measured at.
+# Seconds that the device rests before it is profiled at a step whose like met the power limit. Right after timed rounds
+# the kernels of eight dense compiled steps took 4 to 8% longer than is forecast, at 1,515 to 1,710 MHz. What rest does
+# not undo is the limit's quick part: the mean clock of four such steps after it was 1,522 to 1,826 of 1,980 MHz
+# (`timing.mean_clock`), for 23 ms or for 291. Large products timed by themselves must run at about the same, since their
+# forecasts are within 7% there.
 REST_SECONDS = 1.5
 
 
@@ -195,8 +197,7 @@ def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> Ste
     """Profiles `step`. All timing has to come first: once CUDA's profiler has been used, every later launch of the
     process costs more (H200, torch 2.11: a tiny op takes 6.5 us of host time before and 8.8 after, a step of width 256
     and 6 layers 19 and 22 ms). Where the power limit holds the clock down the device rests before each profiled step,
-    so that its kernels are those of the highest clock, as forecasts of device time are; in steps of more than a tenth
-    of a second it falls all the same."""
+    as it does before the kernels that forecasts are made of."""
     read = telemetry(torch.device(step.device_type))
     is_held = False
     for _ in range(warm_up):

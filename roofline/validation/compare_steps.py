@@ -234,7 +234,6 @@ class _Measured:
     peak: int | None = None
     kernels: int | None = None
     classes: Mapping[str, float] = field(default_factory=dict)
-    clock_mhz: float | None = None  # while the kernels ran
 
 
 def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
@@ -244,10 +243,7 @@ def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
     if kernels is None:
         return times
     classes = _classes(kernels["ops"]) if kernels["ops"] else {}
-    return replace(
-        times, device=kernels["device_seconds"], kernels=kernels["n_kernels"], classes=classes,
-        clock_mhz=kernels.get("mean_clock_mhz"),
-    )  # fmt: skip
+    return replace(times, device=kernels["device_seconds"], kernels=kernels["n_kernels"], classes=classes)
 
 
 class _Forecasts:
@@ -340,8 +336,6 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
     if not plan.module and run.phase == "train":  # the number of tokens of a module is not known
         tokens = run.batch * run.seq * run.accumulate
         others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
-    classes = _forecast_classes(found, _clock_share(measured, profile))
-    longer = sum(classes.values()) / (sum(_forecast_classes(found).values()) or 1.0)
     return replace(
         compared,
         reason=reason,
@@ -349,16 +343,11 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         step=Part(measured.step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
         profile_host_step=Part(measured.step, *shipped),
         in_a_row=Part() if plan.mode == "eager" else Part(measured.step, in_a_row(row, beside)),
-        device=Part(
-            measured.device,
-            longer * found.device_seconds,
-            longer * found.device_seconds_low,
-            longer * found.device_seconds_high,
-        ),
+        device=Part(measured.device, found.device_seconds, found.device_seconds_low, found.device_seconds_high),
         host=_host_part(measured, found, profile),
         peak=Part(measured.peak, found.peak_bytes),
         kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
-        classes={name: Part(measured.classes.get(name), seconds) for name, seconds in classes.items()},
+        classes={name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
         baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
         host_sigma=None if host is None else beside.host_sigma,
         own_sigmas=priced.own_sigmas,
@@ -387,22 +376,8 @@ def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
     return Part(host, found.host_seconds, is_comparable=not is_waiting)
 
 
-# Classes whose kernels take longer in proportion where the power limit lowers the clock (`step/power_limit.py`).
-_LIMITED = ("gemm", "attention")
-
-
-def _forecast_classes(found: Forecast, clock_share: float = 1.0) -> dict[str, float]:
-    """Seconds by group of classes at this share of the highest clock, for which kernels are forecast."""
-    return _grouped({
-        share.op_class: share.seconds / (clock_share if share.op_class in _LIMITED else 1.0)
-        for share in found.breakdown
-    })  # fmt: skip
-
-
-def _clock_share(measured: _Measured, profile: Profile) -> float:
-    """The share of the highest clock at which a profiled step's kernels ran; 1 where it is not known."""
-    highest = profile.device.get("clock_mhz")
-    return min(measured.clock_mhz / highest, 1.0) if measured.clock_mhz and highest else 1.0
+def _forecast_classes(found: Forecast) -> dict[str, float]:
+    return _grouped({share.op_class: share.seconds for share in found.breakdown})
 
 
 def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:

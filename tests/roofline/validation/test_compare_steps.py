@@ -106,26 +106,6 @@ def test_errors_are_signed(found: Forecast, tiny: dict[str, Any], profile: Profi
     assert signed_error(None, 2.0) is signed_error(2.0, None) is signed_error(2.0, 0.0) is None
 
 
-def test_kernels_are_compared_at_the_clock_that_they_ran_at(
-    found: Forecast, tiny: dict[str, Any], profile: Profile
-) -> None:
-    """Of 2,000 MHz a power limit left 1,600: products and attention take 1.25 times as long, all else what it took."""
-    at_2000 = replace(profile, device={**profile.device, "clock_mhz": 2000.0})
-    step, kernels = rows_of(found, tiny)
-    (without,) = compare([step, kernels], at_2000)
-    (slowed,) = compare([step, {**kernels, "mean_clock_mhz": 1600.0}], at_2000)
-    added = 0.0
-    for name, part in slowed.classes.items():
-        factor = 1.25 if name in ("gemm", "attention") else 1.0
-        assert part.forecast == pytest.approx(factor * (without.classes[name].forecast or 0.0))
-        added += (factor - 1.0) * (without.classes[name].forecast or 0.0)
-    assert slowed.device.forecast == pytest.approx((without.device.forecast or 0.0) + added)
-    assert added > 0.0
-    assert slowed.step == without.step
-    (faster,) = compare([step, {**kernels, "mean_clock_mhz": 2010.0}], at_2000)
-    assert faster.device == without.device
-
-
 def test_a_step_without_kernels_keeps_its_times(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny, kernels=False), profile)
     assert row.step.error == pytest.approx(0.0, abs=1e-9)
