@@ -1,18 +1,18 @@
 """Compiles the Hopper attention kernels for sm_90 without a GPU; run by test_attention_hopper.py, in its own process.
 
-    python compile_attention.py HEAD_DIM...
+    python compile_attention.py HEAD_DIM... [--every N]
 
-prints one JSON line per tile that the rule or a shipped table can choose: {"kernel", "tile", "causal", "registers",
-"spill_bytes", "shared_bytes", "limit_bytes", "products": matrix instructions, "waits": for them, "hidden":
-exponentials made between the wait for one product and the wait for the product issued after it}.
+prints one JSON line per tile, or N-th tile, that the rule or a shipped table can choose: {"kernel", "tile", "causal",
+"registers", "spill_bytes", "shared_bytes", "limit_bytes", "products": matrix instructions, "waits": for them,
+"hidden": exponentials made between the wait for one product and the wait for the product issued after it}.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,8 +112,8 @@ def hidden_exponentials(sass: str) -> int:
     return most
 
 
-def main(dim: int) -> None:
-    for name, tile, causal in tiles(dim):
+def main(dim: int, every: int) -> None:
+    for name, tile, causal in list(tiles(dim))[::every]:
         kernel = compiled(name, tile, dim, causal)
         usage = tool("cuobjdump", "-res-usage", cubin=kernel.asm["cubin"])
         used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
@@ -128,5 +128,9 @@ def main(dim: int) -> None:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        main(int(argument))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="+", type=int)
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
+    for head_dim in given.parts:
+        main(head_dim, given.every)

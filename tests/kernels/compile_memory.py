@@ -1,18 +1,18 @@
 """Compiles the memory-bound Triton kernels for a part without having it; run by test_memory_kernels.py, in its own
 process.
 
-    python compile_memory.py CAPABILITY...    e.g. 80 90
+    python compile_memory.py CAPABILITY... [--every N]    e.g. 80 90
 
-prints one JSON line per configuration: {"sm", "kernel", "config", "registers", "spill_bytes", "shared_bytes",
-"limit_bytes", "threads", "accesses": global loads and stores in the PTX, "wide": those of 16 bytes}.
+prints one JSON line per configuration, or per N-th of them: {"sm", "kernel", "config", "registers", "spill_bytes",
+"shared_bytes", "limit_bytes", "threads", "accesses": global loads and stores in the PTX, "wide": those of 16 bytes}.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,8 +171,13 @@ def compile_one(case: Case, sm: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        every = argument == "90"  # the others at the ends of the range
-        part = (int(argument) // 10, int(argument) % 10)
-        for case in (*rms_norm_cases(every, part), *rope_cases(every, part), *other_cases()):
-            print(json.dumps(compile_one(case, int(argument))), flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="+", type=int)
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
+    for sm in given.parts:
+        is_whole = sm == 90  # the others at the ends of the range
+        part = (sm // 10, sm % 10)
+        cases = [*rms_norm_cases(is_whole, part), *rope_cases(is_whole, part), *other_cases()]
+        for case in cases[:: given.every]:
+            print(json.dumps(compile_one(case, sm)), flush=True)

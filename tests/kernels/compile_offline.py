@@ -1,17 +1,17 @@
 """Compiles Triton kernels for a part without having it; run by test_compile_offline.py, in its own process.
 
-    python compile_offline.py CAPABILITY...    e.g. 80 89
+    python compile_offline.py CAPABILITY... [--every N]    e.g. 80 89
 
-prints one JSON line per configuration: {"sm", "kernel", "config", "registers", "spill_bytes", "wgmma",
-"shared_bytes", "limit_bytes"}.
+prints one JSON line per configuration, or per N-th of them: {"sm", "kernel", "config", "registers", "spill_bytes",
+"wgmma", "shared_bytes", "limit_bytes"}.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,13 +161,13 @@ def cases(capability: tuple[int, int]) -> list[Case]:
     return [*matmul_cases(capability), *attention_cases(capability), *(fp8_cases() if capability[0] == 9 else ())]
 
 
-def main(sm: int) -> None:
+def main(sm: int, every: int) -> None:
     """sm_80 and sm_89 run the same instructions: what both use is compiled once, and must fit the smaller."""
     capability = (sm // 10, sm % 10)
     limit = matmul.shared_memory_limit(capability)
     other = {80: (8, 9), 89: (8, 0)}.get(sm, capability)
     shared = {(case[0], case[1].fn.__name__) for case in cases(other)} if sm != 90 else set()
-    for config, kernel, types, constants, options in cases(capability):
+    for config, kernel, types, constants, options in cases(capability)[::every]:
         common = (config, kernel.fn.__name__) in shared
         if common and sm == 89:
             continue
@@ -183,5 +183,9 @@ def main(sm: int) -> None:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        main(int(argument))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="+", type=int)
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
+    for capability in given.parts:
+        main(capability, given.every)

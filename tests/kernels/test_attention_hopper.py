@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from flopcast.kernels import attention as A
 from flopcast.kernels import attention_config
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.stream.compiled.profiled import class_of_kernel
+from tests.kernels.resources import rows_of
 
 CUDA = torch.cuda.is_available()
 SHAPE = Attention(batch=2, heads=4, kv_heads=2, seq=50, head_dim=64)
@@ -28,9 +27,7 @@ def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
     it should run under.
     """
     pytest.importorskip("triton.experimental.gluon")
-    with ThreadPoolExecutor(2) as pool:
-        printed = pool.map(lambda dim: run_script("compile_attention.py", dim), ("128", "64"))
-        rows = [json.loads(line) for text in printed for line in text.splitlines()]
+    rows = rows_of("compile_attention.py", run_script)
     assert {(row["kernel"], row["head_dim"]) for row in rows} >= {
         (kernel, dim) for kernel in ("forward", "dkdv", "dq") for dim in (64, 128)
     }

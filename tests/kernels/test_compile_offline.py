@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from tests.kernels.resources import rows_of
 
 # Bytes per thread. A few values kept outside the loops do no harm (causal forward, head_dim 128: 40);
 # the Triton tutorial's backward, which is slow, spills 896.
@@ -16,9 +16,7 @@ SPILL_LIMIT = 64
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_configurations_fit_the_part(run_script: Callable[..., str]) -> None:
-    with ThreadPoolExecutor(2) as pool:  # about 15 s each
-        printed = pool.map(lambda parts: run_script("compile_offline.py", *parts), (("80", "89"), ("90",)))
-        rows = [json.loads(line) for text in printed for line in text.splitlines()]
+    rows = rows_of("compile_offline.py", run_script)
     kernels = ("matmul_kernel", "forward_kernel", "dkdv_kernel", "dq_kernel")
     seen = {(row["sm"], row["kernel"]) for row in rows}
     assert seen >= {(sm, kernel) for sm in (80, 90) for kernel in kernels}

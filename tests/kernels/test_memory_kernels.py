@@ -4,9 +4,7 @@ references, exact byte counts, refusals; Triton in its interpreter, compiled for
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ from flopcast.kernels import adamw, cross_entropy, matmul, patch_layers, rmsnorm
 from flopcast.kernels.matmul_configs import shared_memory_limit
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
+from tests.kernels.resources import rows_of
 
 CUDA = torch.cuda.is_available()
 MODULES: dict[type[Fused], Any] = {
@@ -178,9 +177,7 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_configurations_fit_the_part(run_script: Callable[..., str]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        printed = pool.map(lambda part: run_script("compile_memory.py", part), ("80", "90"))
-        rows = [json.loads(line) for text in printed for line in text.splitlines()]
+    rows = rows_of("compile_memory.py", run_script)
     assert {row["sm"] for row in rows} == {80, 90}
     for row in rows:
         assert row["spill_bytes"] == 0, row
