@@ -6,7 +6,7 @@ left, as every later step does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -20,29 +20,45 @@ PRODUCTS = ("aten.mm", "aten.addmm", "aten.addmm_", "aten.bmm", "aten.baddbmm") 
 _EXISTING = ("parameter", "state", "buffer", "bucket", "input", "cache")
 
 
-class Live(NamedTuple):
-    """What is live: bytes as the allocator counts them, and those that it has taken of the device; the block of each
-    storage; the storages of gradients of layers that another layer's operations stand for, and the bytes in which these
-    have been counted so far; whether a compiled graph runs that has multiplied."""
+class Most(NamedTuple):
+    """The most that is live at once: bytes as the allocator counts them, how much of the log had happened then, and the
+    bytes of gradients of layers for which another layer's operations stand, as far as they had been counted."""
 
-    allocated: int
-    reserved: int
-    blocks: Mapping[int, Block | None]
+    bytes: int
+    events: int = 0
     gradients_of_others: int = 0
-    is_after_product: bool = False
 
 
-def live_bytes(
-    stream: Stream, sm_count: int | None = None, allocator: CachingAllocator | None = None
-) -> Iterator[Live]:
-    """Yields what is live before each of two steps, while each op of them runs that takes memory, and between layers
+class Followed(NamedTuple):
+    """What a step's memory comes to: the most that is live anywhere, and of that while a compiled graph runs that has
+    multiplied; the most bytes that are taken of the device; which storages got how many bytes, or none again (0)."""
+
+    anywhere: Most
+    beside_products: Most
+    reserved: int
+    log: Sequence[tuple[int, int]]
+
+    def held_at(self, most: Most) -> Mapping[int, int]:
+        """The bytes of each storage that has memory at that time."""
+        held: dict[int, int] = {}
+        for storage, size in self.log[: most.events]:
+            if size:
+                held[storage] = size
+            else:
+                held.pop(storage, None)
+        return held
+
+
+def follow(stream: Stream, sm_count: int | None = None, allocator: CachingAllocator | None = None) -> Followed:
+    """Follows two steps: what is live before each, while each op of them runs that takes memory, and between layers
     that are repeated.
 
     A call of inference is followed once: what it leaves, keys and values, are another call's input. `sm_count`: the
     GPU's multiprocessors, where it is known."""
     walk = _Walk(stream, sm_count, allocator or CachingAllocator())
     for _ in range(2 if walk.trains else 1):
-        yield from walk.step()
+        walk.step()
+    return Followed(walk.anywhere, walk.beside_products, walk.reserved, walk.log)
 
 
 class _Moment(NamedTuple):
@@ -67,43 +83,60 @@ class _Walk:
         self.multiplied = _after_products(stream)
         self.sizes = [storage.bytes for storage in stream.storages]
         self.moments = _moments(stream, sm_count)
-        first = self.existing.difference(self.state)
-        self.blocks = {i: allocator.take(self.sizes[i]) for i in sorted(first)}
+        self.blocks: dict[int, Block | None] = {}
+        self.log: list[tuple[int, int]] = []
+        self.anywhere = self.beside_products = Most(0)
+        self.reserved = 0
+        for storage in sorted(self.existing.difference(self.state)):
+            self._take(storage)
 
-    def step(self) -> Iterator[Live]:
+    def step(self) -> None:
         """One step, at whose beginning the gradients of the one before are dropped."""
-        allocator, blocks, sizes = self.allocator, self.blocks, self.sizes
+        allocator, blocks = self.allocator, self.blocks
         for storage in [i for i in blocks if i not in self.existing]:
-            allocator.give_back(blocks.pop(storage))
-        yield Live(allocator.allocated, allocator.reserved, blocks)
+            self._give_back(storage)
+        self._note(0, 0, False)
         stretches = _Stretches(self.stream, self.counts)
         beyond = 0  # what layers hold for which others stand
         for number, freed, made, scratch, lane in self.moments:
             for storage in freed:
-                allocator.give_back(blocks.pop(storage))
+                self._give_back(storage)
+            has_multiplied = number in self.multiplied
             if number in stretches.bounds:
                 beyond += stretches.pass_bound(number, allocator.allocated + beyond)
-                yield self._live(number, beyond, stretches)
+                self._note(beyond, stretches.more_gradients, has_multiplied)
             if number == self.optimizer and self.state and self.state[0] not in blocks:
                 for storage in self.state:
-                    blocks[storage] = allocator.take(sizes[storage])
+                    self._take(storage)
             for storage in made:
-                blocks[storage] = allocator.take(sizes[storage], lane)
+                self._take(storage, lane)
             if not self.counts[number]:
                 continue
             if scratch:
                 held = allocator.take(scratch, lane)
-                yield self._live(number, beyond, stretches)
+                self._note(beyond, stretches.more_gradients, has_multiplied)
                 allocator.give_back(held)
-            elif made or number == self.optimizer or number in self.multiplied:
-                yield self._live(number, beyond, stretches)
+            elif made or number == self.optimizer or has_multiplied:
+                self._note(beyond, stretches.more_gradients, has_multiplied)
 
-    def _live(self, number: int, beyond: int, stretches: _Stretches) -> Live:
-        fields = (
-            self.allocator.allocated + beyond, self.allocator.reserved + beyond, self.blocks,
-            stretches.more_gradients, number in self.multiplied,
-        )  # fmt: skip
-        return tuple.__new__(Live, fields)  # as Live(*fields), which calls a function first
+    def _take(self, storage: int, lane: int = 0) -> None:
+        block = self.blocks[storage] = self.allocator.take(self.sizes[storage], lane)
+        if block is not None:
+            self.log.append((storage, block.bytes))
+
+    def _give_back(self, storage: int) -> None:
+        self.allocator.give_back(self.blocks.pop(storage))
+        self.log.append((storage, 0))
+
+    def _note(self, beyond: int, gradients_of_others: int, has_multiplied: bool) -> None:
+        """Keeps what is live now where it is the most so far. `beyond`: what layers hold for which others stand."""
+        live = self.allocator.allocated + beyond
+        if live > self.anywhere.bytes:
+            self.anywhere = Most(live, len(self.log), gradients_of_others)
+        if has_multiplied and live > self.beside_products.bytes:
+            self.beside_products = Most(live, len(self.log), gradients_of_others)
+        if self.allocator.reserved + beyond > self.reserved:
+            self.reserved = self.allocator.reserved + beyond
 
 
 def _existing(stream: Stream) -> set[int]:

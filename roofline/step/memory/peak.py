@@ -8,11 +8,10 @@ what kernels take while they run, and the workspaces of the libraries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
-from flopcast.roofline.step.memory.allocator import RecordingAllocator, Requests, least_capacity, rounded
-from flopcast.roofline.step.memory.lifetimes import live_bytes
+from flopcast.roofline.step.memory.allocator import LEAST_KNOWN_TO, RecordingAllocator, least_capacity, rounded
+from flopcast.roofline.step.memory.lifetimes import Followed, Most, follow
 from flopcast.roofline.stream.ops.op_stream import Storage, Stream, once_per_stream
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
@@ -68,7 +67,7 @@ def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
     weights. Communication: what ranks gathered, and what waits to be sent, but for the buckets of
     DistributedDataParallel, which are its gradients. Libraries: their workspaces."""
     peak = _peak_of(stream, target)
-    at_peak = next(islice(live_bytes(stream, target.sm_count), peak.place, None))
+    held = _followed(stream, target.sm_count).held_at(peak.most)
     sent = {
         stream.tensors[i].storage
         for op in stream.ops
@@ -76,13 +75,13 @@ def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
         for i in (*op.inputs, *op.outputs)
     }
     found = dict.fromkeys(PARTS, 0)
-    for i, block in at_peak.blocks.items():
+    for i, size in held.items():
         storage = stream.storages[i]
         rest = "communication" if i in sent else "activations"
         part = "weights" if is_scale(storage) else _PART_OF.get(storage.kind, rest)
-        found[part] = found.get(part, 0) + (block.bytes if block else 0)
+        found[part] = found.get(part, 0) + size
     found["libraries"] = peak.workspace
-    found["gradients"] += at_peak.gradients_of_others
+    found["gradients"] += peak.most.gradients_of_others
     found["activations"] += peak.total - sum(found.values())  # scratch of kernels, layers that are repeated
     return found
 
@@ -90,7 +89,7 @@ def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
 def reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
     """Returns the most bytes that torch's allocator takes of a device which has enough, as
     `torch.cuda.max_memory_reserved` reports them."""
-    return _peaks(stream, target.sm_count).reserved + target.workspace_bytes
+    return _followed(stream, target.sm_count).reserved + target.workspace_bytes
 
 
 def least_reserved_bytes(stream: Stream, target: Target = UNKNOWN) -> int:
@@ -112,54 +111,36 @@ def cache_bytes(stream: Stream) -> int:
 
 
 class _Peak(NamedTuple):
-    """Where the most is live: bytes in all, of them the libraries' workspace, and the place among `live_bytes`."""
+    """Where the most is live: bytes in all, of them the libraries' workspace, and the place in what was followed."""
 
     total: int
     workspace: int
-    place: int
+    most: Most
 
 
 def _peak_of(stream: Stream, target: Target) -> _Peak:
-    found, workspace = _peaks(stream, target.sm_count), target.workspace_bytes
+    found, workspace = _followed(stream, target.sm_count), target.workspace_bytes
     if not target.is_captured:
-        return _Peak(found.anywhere + workspace, workspace, found.place)
+        return _Peak(found.anywhere.bytes + workspace, workspace, found.anywhere)
     return max(
-        _Peak(found.anywhere, 0, found.place),
-        _Peak(found.beside_products + workspace, workspace, found.place_beside_products),
+        _Peak(found.anywhere.bytes, 0, found.anywhere),
+        _Peak(found.beside_products.bytes + workspace, workspace, found.beside_products),
     )
 
 
-class _Peaks(NamedTuple):
-    """The most that is allocated and its place among `live_bytes`, of all and of those after a graph's first product;
-    the most that is taken of the device; what torch's allocator is asked for."""
-
-    anywhere: int
-    place: int
-    beside_products: int
-    place_beside_products: int
-    reserved: int
-    requests: Requests
+@once_per_stream
+def _followed(stream: Stream, sm_count: int | None) -> Followed:
+    return follow(stream, sm_count)
 
 
 @once_per_stream
 def _least(stream: Stream, sm_count: int | None) -> int:
     """Of layers that stand for others, whose blocks are not followed, what is taken where there is plenty."""
-    found = _peaks(stream, sm_count)
+    found = _followed(stream, sm_count)
     if max(layers_run(stream), default=1) > 1:
         return found.reserved
-    return least_capacity(found.requests, found.anywhere, found.reserved)
-
-
-@once_per_stream
-def _peaks(stream: Stream, sm_count: int | None) -> _Peaks:
-    anywhere = beside = (0, 0)
-    reserved = 0
+    if found.reserved - found.anywhere.bytes < LEAST_KNOWN_TO * found.anywhere.bytes:
+        return found.reserved
     allocator = RecordingAllocator()
-    for place, live in enumerate(live_bytes(stream, sm_count, allocator)):
-        if live.allocated > anywhere[0]:
-            anywhere = live.allocated, place
-        if live.is_after_product and live.allocated > beside[0]:
-            beside = live.allocated, place
-        if live.reserved > reserved:
-            reserved = live.reserved
-    return _Peaks(*anywhere, *beside, reserved, allocator.requests)
+    follow(stream, sm_count, allocator)
+    return least_capacity(allocator.requests, found.anywhere.bytes, found.reserved)
