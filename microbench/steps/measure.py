@@ -35,8 +35,8 @@ SUSTAINED_SECONDS = 1.0
 # Seconds that the device rests before it is profiled at a step whose like met the power limit. Right after timed rounds
 # the kernels of eight dense compiled steps took 4 to 8% longer than is forecast, at 1,515 to 1,710 MHz. What rest does
 # not undo is the limit's quick part: the mean clock of four such steps after it was 1,522 to 1,826 of 1,980 MHz
-# (`timing.mean_clock`), for 23 ms or for 291. Large products timed by themselves must run at about the same, since their
-# forecasts are within 7% there.
+# (`timing.mean_clock`), for 23 ms or for 291. Large products timed by themselves must run at about the same, since
+# their forecasts are within 7% there.
 REST_SECONDS = 1.5
 
 
