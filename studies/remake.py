@@ -63,6 +63,7 @@ PAGES = (
     Page.of(f"studies.links.again --out {H200}/links/again.md", f"{H200}/links/again.md"),
     Page.of("studies.links.fed_table", f"{H200}/input/README.md", f"{H200}/input/input.csv"),
     Page.of(f"studies.experts.table --out {H200}/experts/README.md", f"{H200}/experts/README.md"),
+    Page.of(f"studies.power.table --out {H200}/power-limit/README.md", f"{H200}/power-limit/README.md"),
     Page.of(f"studies.memory.table --out {H200}/memory/README.md", f"{H200}/memory/README.md"),
     Page.of("studies.parallel.timeline --out reports/parallel/timeline.md", "reports/parallel/timeline.md"),
     Page.of("studies.parallel.memory --out reports/parallel/memory.md", "reports/parallel/memory.md"),

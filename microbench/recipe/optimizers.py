@@ -11,8 +11,9 @@ from flopcast.errors import UsageError
 from flopcast.kernels.adamw import AdamW
 from flopcast.microbench.recipe.settings import OPTIMIZERS
 
-# torch's default learning rate of AdamW; its value does not change which kernels are launched.
-LEARNING_RATE = 1e-3
+# So small that steps on one batch, again and again, do not learn it by heart; its value does not change which kernels
+# are launched.
+LEARNING_RATE = 1e-7
 MOMENTUM = 0.9
 
 

@@ -211,7 +211,7 @@ def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> Ste
     probe = _clock_probe() if is_cuda else None
     for with_ops in (False, False, True) if is_cuda else (True,):
         if is_cuda and (is_held or any(reading.throttled for reading in readings)):
-            _rest()
+            rest()
         runs.append(profile_kernels(step, with_ops=with_ops, while_busy=lambda: readings.append(read()), probe=probe))
         clocks.append(None if probe is None else probe.mean_mhz())
     known = [clock for clock in clocks if clock is not None]
@@ -231,7 +231,7 @@ def _clock_probe() -> ClockProbe | None:
         return None
 
 
-def _rest() -> None:
+def rest() -> None:
     """Keeps one thread of the device busy, which draws little but holds its clock, where an idle device lets it go."""
     spin: Any = torch.cuda._sleep
     torch.cuda.synchronize()

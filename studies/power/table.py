@@ -1,0 +1,125 @@
+"""Sets what the power limit does to kernels and steps in a row beside the law.
+
+    python -m studies.power.table [--out reports/nvidia-h200/power-limit/README.md]
+
+Reads the rows of `studies.power.kernels` and `studies.power.steps`. Needs no GPU. The energy's exponent and attention's
+power are fitted to the four steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.validation.compare_steps import stream_of
+from studies.command import parser_of
+from studies.markdown import table
+from studies.power.steps import PLANS
+
+GPU = "nvidia-h200"
+FOLDER = Path("reports", GPU, "power-limit")
+
+ABOUT = """# What the power limit does to kernels and to steps in a row, on an H200
+
+`python -m studies.power.table`, from what `python -m studies.power.kernels` and `studies.power.steps` measured on two
+H200s (torch 2.11, 700 W). The clock is the mean of the multiprocessors' own counters, the power that of the
+GPU's counter of energy.
+
+By themselves, after a rest, kernels run at clocks of their own, products lowest; NVML says 1,980 MHz for all of them.
+In a row for a second the limit holds them lower, and in turn with products, 6 ms of each, all run at one clock:
+products and attention take as much longer as that is lower, sums and SwiGLU no longer at all.
+"""
+
+STEPS = """## Steps
+
+Compiled steps in a row for a second and a half, beside the law and what it gives if nothing held the clock. The
+energy's exponent and attention's power are fitted to these four, to no other step.
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step beside its forecast: seconds in a row, of both; those if nothing held the clock, by the forecast;
+    the clock in MHz after a rest and in a row, and watts."""
+
+    name: str
+    seconds: float
+    forecast: float
+    free: float
+    rested_mhz: float
+    mhz: float
+    watts: float
+
+    @property
+    def error(self) -> float:
+        return self.forecast / self.seconds - 1.0
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER / "README.md")
+    given = parser.parse_args()
+    given.out.write_text(page(kernels(), steps()))
+
+
+def kernels() -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in (FOLDER / "kernels.jsonl").read_text().splitlines()]
+
+
+def steps() -> list[Step]:
+    profile, found = find_profile(GPU), []
+    for plan in PLANS.values():
+        row = json.loads((FOLDER / "steps" / f"{plan.name}.json").read_text())
+        run = Run(**plan.settings)
+        timeline = PricedStep(stream_of(plan, run, profile), run, profile).timeline
+        forecast = timeline.step_seconds()
+        free = forecast - timeline.power.seconds
+        in_a_row = row["in_a_row"]
+        rested = row["rested"]["mhz"]
+        found.append(Step(plan.name, forecast=forecast, free=free, rested_mhz=rested, **in_a_row))
+    return found
+
+
+def page(rows: Sequence[Mapping[str, Any]], measured: Sequence[Step]) -> str:
+    head = ["kernel", "after a rest, MHz", "in a row, MHz", "watts", "time", "in turn with products, MHz", "time"]
+    told = ["step", "ms", "law", "error", "nothing held, ms", "after a rest, MHz", "in a row, MHz", "watts"]
+    parts = [
+        ABOUT,
+        table(head, [_kernel(row) for row in rows]),
+        "",
+        STEPS,
+        table(told, [_step(step) for step in measured]),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _kernel(row: Mapping[str, Any]) -> list[str]:
+    rested = row["rested"]["kernels"]
+    main = max(rested, key=lambda name: rested[name][0] * rested[name][1])
+
+    def longer(how: str) -> str:
+        if how not in row:
+            return "-"
+        return f"x {row[how]['kernels'][main][0] / rested[main][0]:.2f}"
+
+    in_a_row, in_turn = row["in_a_row"], row.get("in_turn")
+    return [row["name"], f"{row['rested']['mhz']:,.0f}", f"{in_a_row['mhz']:,.0f}", f"{in_a_row['watts']:.0f}",
+            longer("in_a_row_kernels"), "-" if in_turn is None else f"{in_turn['mhz']:,.0f}",
+            longer("in_turn_kernels")]  # fmt: skip
+
+
+def _step(step: Step) -> list[str]:
+    plan = PLANS[step.name]
+    return [f"{step.name} {plan.batch}x{plan.seq}", f"{step.seconds * 1e3:.2f}", f"{step.forecast * 1e3:.2f}",
+            f"{step.error:+.1%}", f"{step.free * 1e3:.2f}", f"{step.rested_mhz:,.0f}", f"{step.mhz:,.0f}",
+            f"{step.watts:.0f}"]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
