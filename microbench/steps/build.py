@@ -13,13 +13,17 @@ from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.factories import import_holder
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
+from flopcast.microbench.recipe.optimizers import hold_rate
 from flopcast.microbench.recipe.plans import StepPlan
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep | InferenceStep:
-    """Builds the plan's step on `device`, its model compiled in the plan's mode when it first runs. Raises what
-    `training_step.build`, `build_module` and the factory raise."""
+    """Builds the plan's step on `device`, its model compiled in the plan's mode when it first runs; it trains, but so
+    slowly that it may run thousands of times. Raises what `training_step.build`, `build_module` and the factory raise.
+    """
     step = build_inference(plan.config, device, plan) if plan.phase != "train" else _eager(plan, device)
+    if isinstance(step, training_step.TrainingStep):
+        hold_rate(step.optimizers)
     compile_model(step, plan.mode)
     return step
 
