@@ -2,7 +2,7 @@
 
     python -m studies.power.steps OUT NAME,...       OUT/NAME.json, on a GPU; a process for each, which take turns on it
 
-The law's constants are fitted to these steps, of shapes that nothing else is judged by.
+Their shapes are none that a law is fitted to or that anything else is judged by.
 """
 
 from __future__ import annotations

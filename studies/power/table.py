@@ -2,8 +2,7 @@
 
     python -m studies.power.table [--out reports/nvidia-h200/power-limit/README.md]
 
-Reads the rows of `studies.power.kernels` and `studies.power.steps`. Needs no GPU. The energy's exponent and attention's
-power are fitted to the four steps.
+Reads the rows of `studies.power.kernels` and `studies.power.steps`. Needs no GPU. No law is fitted to these rows.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ products and attention take as much longer as that is lower, sums and SwiGLU no 
 
 STEPS = """## Steps
 
-Compiled steps in a row for a second and a half, beside the law and what it gives if nothing held the clock. The
-energy's exponent and attention's power are fitted to these four, to no other step.
+Compiled steps in a row for a second and a half, beside the law (`flopcast.roofline.step.power_limit`), to which nothing
+here was fitted, and beside what it gives if nothing held the clock. The law counts clocks from that of large products
+by themselves, and holds attention and products by the same share.
 """
 
 
@@ -79,7 +79,7 @@ def steps() -> list[Step]:
         run = Run(**plan.settings)
         timeline = PricedStep(stream_of(plan, run, profile), run, profile).timeline
         forecast = timeline.step_seconds()
-        free = forecast - timeline.power.seconds
+        free = forecast - timeline.draw.power(forecast).seconds
         in_a_row = row["in_a_row"]
         rested = row["rested"]["mhz"]
         found.append(Step(plan.name, forecast=forecast, free=free, rested_mhz=rested, **in_a_row))

@@ -1,0 +1,44 @@
+"""What the power limit does to kernels and steps in a row, as it was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from studies.power.steps import PLANS
+from studies.power.table import FOLDER, Step, kernels, page, steps
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Step]:
+    return steps()
+
+
+def test_kernels_run_at_clocks_of_their_own_and_products_lowest() -> None:
+    """After a rest; the order that the page tells."""
+    mhz = {row["name"]: row["rested"]["mhz"] for row in kernels()}
+    assert mhz["product 8192x4096x4096"] < mhz["attention, heads of 128"] < mhz["attention backward, heads of 128"]
+    assert all(1_950 < mhz[name] < 1_981 for name in ("loss", "SwiGLU", "GELU", "RMSNorm", "fused AdamW"))
+
+
+def test_in_turn_with_products_all_run_at_one_clock_and_only_those_that_go_by_it_take_longer() -> None:
+    rows = {row["name"]: row for row in kernels()}
+    assert all(row["in_turn"]["mhz"] < 1_600 for row in rows.values() if "in_turn" in row)
+
+    def longer(name: str) -> float:
+        rested, turn = (rows[name][how]["kernels"] for how in ("rested", "in_turn_kernels"))
+        longest = max(rested, key=lambda kernel: rested[kernel][0] * rested[kernel][1])
+        return float(turn[longest][0] / rested[longest][0])
+
+    assert longer("sum of two, 400 MB") < 1.01
+    assert longer("fused AdamW") < 1.02
+    assert min(longer(name) for name in rows if name.startswith("attention")) > 1.08
+
+
+def test_the_law_is_as_far_off_as_the_page_says(measured: list[Step]) -> None:
+    assert [step.name for step in measured] == [*PLANS]
+    assert max(abs(step.error) for step in measured) < 0.035
+    assert all(step.free < step.seconds for step in measured), "the limit lengthens each"
+
+
+def test_the_committed_page_is_of_these_rows(measured: list[Step]) -> None:
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == page(kernels(), measured)
