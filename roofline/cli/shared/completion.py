@@ -38,6 +38,12 @@ def configs() -> Iterable[str]:
     return shipped_names()
 
 
+def step_suites() -> Iterable[str]:
+    from flopcast.roofline.validation.step_plans import SUITES
+
+    return SUITES
+
+
 Complete = Callable[[str], list[str]]
 
 

@@ -42,10 +42,6 @@ PriceBook = Annotated[
 ]
 PriceDay = Annotated[str | None, Option("--on", help="Take the newest prices up to this day, YYYY-MM-DD.")]
 Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default: cuda where there is a GPU.")]
-_SUITES = (
-    "quick", "standard", "fused", "patch", "adamw-triton", "fine-tune", "inference", "quantised", "images",
-    "architectures", "precisions", "bitsandbytes", "random",
-)  # fmt: skip
 Suite = Annotated[
     str | None,
     Option(
@@ -54,7 +50,7 @@ Suite = Annotated[
         "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, quantised (calls "
         "on weights of 8 and 4 bits), images, architectures (19 families of transformers), precisions, bitsandbytes "
         "(QLoRA, AdamW in 8 bits) or random (24 steps that --seed draws).",
-        autocompletion=one_of(_SUITES),
+        autocompletion=one_of(completion.step_suites),
     ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]
