@@ -17,8 +17,6 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Modules are compiled when they are first imported, which few of torch's are: all of them take 35 of 75 seconds.
-INSTALL := $(PIP) install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help report test lint clean venv
@@ -43,12 +41,12 @@ lint: $(DEV)
 
 $(RUN): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	$(INSTALL) -e .
+	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	$(INSTALL) -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $(RUN) $@
 
 # A sound .venv is kept; one that is missing, half made or of an older Python is made anew.

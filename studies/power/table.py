@@ -1,6 +1,7 @@
 """Sets what the power limit does to kernels and steps in a row beside the law.
 
     python -m studies.power.table [--out reports/nvidia-h200/power-limit/README.md]
+    python -m studies.power.table --streams      makes the streams that are missing, as `predict` does
 
 Reads the rows of `studies.power.kernels` and `studies.power.steps`. Needs no GPU. No law is fitted to these rows.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.validation.compare_steps import stream_of
 from studies.command import parser_of
 from studies.markdown import table
@@ -23,6 +25,7 @@ from studies.power.steps import PLANS
 
 GPU = "nvidia-h200"
 FOLDER = Path("reports", GPU, "power-limit")
+STREAMS = FOLDER / "streams"
 
 ABOUT = """# What the power limit does to kernels and to steps in a row, on an H200
 
@@ -64,8 +67,20 @@ class Step:
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--out", type=Path, default=FOLDER / "README.md")
+    parser.add_argument("--streams", action="store_true")
     given = parser.parse_args()
+    if given.streams:
+        make_streams()
     given.out.write_text(page(kernels(), steps()))
+
+
+def make_streams() -> None:
+    profile = find_profile(GPU)
+    STREAMS.mkdir(exist_ok=True)
+    for plan in PLANS.values():
+        path = STREAMS / f"{plan.name}.json.gz"
+        if not path.is_file():
+            streams.save(stream_of(plan, Run(**plan.settings), profile), path)
 
 
 def kernels() -> list[Mapping[str, Any]]:
@@ -77,7 +92,7 @@ def steps() -> list[Step]:
     for plan in PLANS.values():
         row = json.loads((FOLDER / "steps" / f"{plan.name}.json").read_text())
         run = Run(**plan.settings)
-        timeline = PricedStep(stream_of(plan, run, profile), run, profile).timeline
+        timeline = PricedStep(streams.load(STREAMS / f"{plan.name}.json.gz"), run, profile).timeline
         forecast = timeline.step_seconds()
         free = forecast - timeline.draw.power(forecast).seconds
         in_a_row = row["in_a_row"]
