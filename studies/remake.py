@@ -60,7 +60,7 @@ PAGES = (
         f"{H100}/compiled-validation/compile.csv",
         f"{H100}/compiled-validation/compile-graphs.csv",
     ),
-    Page.of("studies.compiled.again", f"{H200}/compiled-validation/again/README.md"),
+    Page.of("studies.power.again", f"{H200}/compiled-validation/again/README.md"),
     Page.of(f"studies.links.again --out {H200}/links/again.md", f"{H200}/links/again.md"),
     Page.of("studies.links.fed_table", f"{H200}/input/README.md", f"{H200}/input/input.csv"),
     Page.of(f"studies.experts.table --out {H200}/experts/README.md", f"{H200}/experts/README.md"),

@@ -1,6 +1,6 @@
 """Compiled steps that were measured a second time, on two other cards and after a rest, beside the first time.
 
-    python -m studies.compiled.again [--out reports/nvidia-h200/compiled-validation/again/README.md]
+    python -m studies.power.again [--out reports/nvidia-h200/compiled-validation/again/README.md]
 
 The first time steps that meet the power limit were profiled right after their timed rounds, the second after a rest
 (`flopcast.microbench.steps.measure`). Nothing is fitted to either, and forecasts are set beside the first alone.
@@ -67,7 +67,7 @@ def page(rows: list[Twice]) -> str:
     head = ["step", "mode", "step, ms", "again", "", "kernels, ms", "after a rest", "", "clock", "mean clock"]
     about = f"""# Compiled steps measured a second time
 
-`python -m studies.compiled.again`, of steps that `python -m studies.compiled.validate` ran on two other H200s (torch
+`python -m studies.power.again`, of steps that `python -m studies.compiled.validate` ran on two other H200s (torch
 2.11), with their kernels profiled after a rest. Of {len(long)} steps whose kernels take longer than
 {LONG_SECONDS * 1e3:.0f} ms the step takes {steps}, its kernels {kernels}.
 Clocks in MHz: what NVML said in the rounds, and the mean by the multiprocessors' own counters while the kernels were

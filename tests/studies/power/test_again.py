@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from studies.compiled.again import FOLDER, LONG_SECONDS, page, twice
+from studies.power.again import FOLDER, LONG_SECONDS, page, twice
 
 
 def test_another_card_takes_as_long_for_steps_that_the_device_bounds() -> None:
