@@ -17,7 +17,7 @@ CONFIG = make_config(width=64, depth=2, head_dim=32, heads=2, kv_heads=1, vocab=
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "muon"])
 @pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
 def test_a_step_that_is_measured_stays_where_it_was(optimizer: str, precision: str) -> None:
-    """Hundreds of steps on one batch, as a measurement runs them, neither learn it nor lose their numbers: a step whose
+    """A hundred steps on one batch, as a measurement runs them, neither learn it nor lose their numbers: a step whose
     numbers are gone, or all alike, draws less power and is quicker than any that trains."""
     plan = StepPlan(name="w64", config=CONFIG, batch=1, seq=16, optimizer=optimizer, precision=precision)
     step = build_plan(plan, torch.device("cpu"))
