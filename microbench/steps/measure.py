@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.inference import InferenceStep
-from flopcast.microbench.recipe.training_step import TrainingStep
+from flopcast.microbench.recipe.training_step import FunctionStep, TrainingStep
 from flopcast.microbench.steps.beside import NOTHING, Beside
 from flopcast.microbench.timing.mean_clock import ClockProbe
 from flopcast.microbench.timing.telemetry import Reading, telemetry, typical_reading
@@ -242,8 +242,8 @@ def rest() -> None:
 
 
 def profile_kernels(
-    step: TrainingStep | InferenceStep, *, with_ops: bool = False, while_busy: Callable[[], None] = lambda: None,
-    probe: ClockProbe | None = None,
+    step: TrainingStep | InferenceStep | FunctionStep, *, with_ops: bool = False,
+    while_busy: Callable[[], None] = lambda: None, probe: ClockProbe | None = None,
 ) -> tuple[Kernel, ...]:  # fmt: skip
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
@@ -292,7 +292,7 @@ def seconds_alone(spans: Iterable[tuple[int, int, int]]) -> list[float]:
     return found
 
 
-def _profile_operators(step: TrainingStep | InferenceStep) -> tuple[Kernel, ...]:
+def _profile_operators(step: TrainingStep | InferenceStep | FunctionStep) -> tuple[Kernel, ...]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step.run()
     return tuple(

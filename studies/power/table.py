@@ -57,7 +57,7 @@ class Step:
     free: float
     rested_mhz: float
     mhz: float
-    watts: float
+    watts: float | None
 
     @property
     def error(self) -> float:
@@ -114,26 +114,32 @@ def page(rows: Sequence[Mapping[str, Any]], measured: Sequence[Step]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _kernel(row: Mapping[str, Any]) -> list[str]:
+def longer(row: Mapping[str, Any], how: str) -> float:
+    """Returns by what factor the kernel that takes most of a row's time takes longer "in_a_row_kernels" or
+    "in_turn_kernels" than after a rest."""
     rested = row["rested"]["kernels"]
-    main = max(rested, key=lambda name: rested[name][0] * rested[name][1])
+    most = max(rested, key=lambda name: rested[name][0] * rested[name][1])
+    return float(row[how]["kernels"][most][0] / rested[most][0])
 
-    def longer(how: str) -> str:
-        if how not in row:
-            return "-"
-        return f"x {row[how]['kernels'][main][0] / rested[main][0]:.2f}"
 
+def _kernel(row: Mapping[str, Any]) -> list[str]:
     in_a_row, in_turn = row["in_a_row"], row.get("in_turn")
-    return [row["name"], f"{row['rested']['mhz']:,.0f}", f"{in_a_row['mhz']:,.0f}", f"{in_a_row['watts']:.0f}",
-            longer("in_a_row_kernels"), "-" if in_turn is None else f"{in_turn['mhz']:,.0f}",
-            longer("in_turn_kernels")]  # fmt: skip
+    told = [row["name"], f"{row['rested']['mhz']:,.0f}", f"{in_a_row['mhz']:,.0f}", _watts(in_a_row["watts"]),
+            f"x {longer(row, 'in_a_row_kernels'):.2f}"]  # fmt: skip
+    if in_turn is None:
+        return [*told, "-", "-"]
+    return [*told, f"{in_turn['mhz']:,.0f}", f"x {longer(row, 'in_turn_kernels'):.2f}"]
 
 
 def _step(step: Step) -> list[str]:
     plan = PLANS[step.name]
     return [f"{step.name} {plan.batch}x{plan.seq}", f"{step.seconds * 1e3:.2f}", f"{step.forecast * 1e3:.2f}",
             f"{step.error:+.1%}", f"{step.free * 1e3:.2f}", f"{step.rested_mhz:,.0f}", f"{step.mhz:,.0f}",
-            f"{step.watts:.0f}"]  # fmt: skip
+            _watts(step.watts)]  # fmt: skip
+
+
+def _watts(watts: float | None) -> str:
+    return "-" if watts is None else f"{watts:.0f}"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-import pynvml
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from flopcast.microbench.recipe.training_step import FunctionStep
+from flopcast.microbench.steps.measure import profile_kernels
 from flopcast.microbench.timing.mean_clock import ClockProbe
-
-_NOT_KERNELS = ("read_clocks", "spin", "Context Sync", "Activity Buffer", "Memset")
+from flopcast.microbench.timing.telemetry import Nvml
 
 
 class Read(NamedTuple):
@@ -27,35 +26,26 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class InARow:
-    """Of something that ran over and over: its seconds, the mean clock in MHz and the mean power in watts."""
+    """Of something that ran over and over: its seconds, the mean clock in MHz and the mean power in watts; the last two
+    None where the GPU does not tell."""
 
     seconds: float
     mhz: float | None
-    watts: float
+    watts: float | None
 
 
 class Watch:
     """Of the current GPU."""
 
     def __init__(self) -> None:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-        self._probe = ClockProbe(torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._nvml, self._probe = Nvml(device), ClockProbe(device)
 
     def profiled(self, run: Callable[[], Any]) -> Read:
         """Runs it once with the profiler on."""
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            self._probe.mark()
-            run()
-            self._probe.mark()
-            torch.cuda.synchronize()
-        results: Any = profiler.profiler
         by_name: dict[str, list[float]] = {}
-        for event in results.kineto_results.events():
-            is_kernel = str(event.device_type()).endswith("CUDA") and not any(n in event.name() for n in _NOT_KERNELS)
-            if is_kernel and event.duration_ns() > 0:
-                by_name.setdefault(event.name()[:90], []).append(event.duration_ns() * 1e-9)
+        for kernel in profile_kernels(FunctionStep(run, "cuda"), probe=self._probe):
+            by_name.setdefault(kernel.name, []).append(kernel.seconds)
         found = {name: (median(seconds), len(seconds)) for name, seconds in by_name.items()}
         return Read(found, self._probe.mean_mhz())
 
@@ -71,11 +61,12 @@ class Watch:
             run()
         self._probe.mark()
         torch.cuda.synchronize()
-        took, spent = time.perf_counter() - began, self._joules() - before
-        return InARow(took / number, self._probe.mean_mhz(), spent / took)
+        took, after = time.perf_counter() - began, self._joules()
+        watts = None if before is None or after is None else (after - before) / took
+        return InARow(took / number, self._probe.mean_mhz(), watts)
 
-    def _joules(self) -> float:
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)) * 1e-3
+    def _joules(self) -> float | None:
+        return self._nvml.scaled("nvmlDeviceGetTotalEnergyConsumption", 1e-3)
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
