@@ -119,14 +119,14 @@ def _built(session: Any, plan: StepPlan) -> Any:
     import torch
 
     from flopcast.microbench.recipe.compiling import forget
-    from flopcast.microbench.recipe.optimizers import hold_rate
+    from flopcast.microbench.recipe.optimizers import hold_learning_rate
     from flopcast.microbench.recipe.parallel_step import build_parallel, mesh_of
 
     layout, device = Layout.parse(plan.parallel), session.device.type
     forget(plan.mode)
     torch.manual_seed(session.rank if layout.tp == 1 else 0)
     step = build_parallel(plan.config, layout, mesh_of(layout, device), device, plan)
-    hold_rate(step.optimizers)
+    hold_learning_rate(step.optimizers)
     step.warm_up()
     return step
 

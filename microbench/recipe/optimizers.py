@@ -18,7 +18,7 @@ MOMENTUM = 0.9
 # That of steps that are measured, on one batch again and again: so small that they do not learn it by heart and keep
 # their numbers. At 1e-3 a compiled Llama with weights in bf16 had none after twenty steps, and a step on NaN drew 500 W
 # on an H200 and took 75.9 ms, where steps on numbers drew 710 W and took 83.3.
-MEASURED_RATE = 1e-7
+MEASURED_LEARNING_RATE = 1e-7
 
 
 def make_optimizers(
@@ -63,11 +63,11 @@ def make_optimizers(
     return (torch.optim.AdamW(parameters, **options),)
 
 
-def hold_rate(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Sets the learning rate of steps that are measured."""
+def hold_learning_rate(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Gives optimizers the learning rate of steps that are measured, MEASURED_LEARNING_RATE."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = MEASURED_RATE
+            group["lr"] = MEASURED_LEARNING_RATE
 
 
 def _own_adamw(model: torch.nn.Module, clip: float) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.factories import import_holder
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
-from flopcast.microbench.recipe.optimizers import hold_rate
+from flopcast.microbench.recipe.optimizers import hold_learning_rate
 from flopcast.microbench.recipe.plans import StepPlan
 
 
@@ -23,7 +23,7 @@ def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingSt
     """
     step = build_inference(plan.config, device, plan) if plan.phase != "train" else _eager(plan, device)
     if isinstance(step, training_step.TrainingStep):
-        hold_rate(step.optimizers)
+        hold_learning_rate(step.optimizers)
     compile_model(step, plan.mode)
     return step
 

@@ -35,8 +35,8 @@ SUSTAINED_SECONDS = 1.0
 # Seconds that the device rests before it is profiled at a step whose like met the power limit. Right after timed rounds
 # the kernels of eight dense compiled steps took 4 to 8% longer than is forecast, at 1,515 to 1,710 MHz. What rest does
 # not undo is the limit's quick part: the mean clock of four such steps after it was 1,522 to 1,826 of 1,980 MHz
-# (`timing.mean_clock`), for 23 ms or for 291. Large products timed by themselves must run at about the same, since
-# their forecasts are within 7% there.
+# (`timing.mean_clock`), for 23 ms or for 291. Large products by themselves run at 1,640 (`studies.power.kernels`), so
+# that their forecasts are within 7% there.
 REST_SECONDS = 1.5
 
 
@@ -232,7 +232,8 @@ def _clock_probe() -> ClockProbe | None:
 
 
 def rest() -> None:
-    """Keeps one thread of the device busy, which draws little but holds its clock, where an idle device lets it go."""
+    """Lets the device rest for REST_SECONDS, one thread of it busy, which draws little but keeps its clock up: an idle
+    device lets it go."""
     spin: Any = torch.cuda._sleep
     torch.cuda.synchronize()
     end = time.perf_counter() + REST_SECONDS

@@ -16,7 +16,7 @@ from flopcast.microbench.timing.mean_clock import ClockProbe
 from flopcast.microbench.timing.telemetry import Nvml
 
 
-class Read(NamedTuple):
+class Profiled(NamedTuple):
     """Of kernels that ran in a row: by name the median of their seconds and how many there were; the mean clock of the
     multiprocessors meanwhile, in MHz."""
 
@@ -41,13 +41,13 @@ class Watch:
         device = torch.device("cuda", torch.cuda.current_device())
         self._nvml, self._probe = Nvml(device), ClockProbe(device)
 
-    def profiled(self, run: Callable[[], Any]) -> Read:
+    def profiled(self, run: Callable[[], Any]) -> Profiled:
         """Runs it once with the profiler on."""
         by_name: dict[str, list[float]] = {}
         for kernel in profile_kernels(FunctionStep(run, "cuda"), probe=self._probe):
             by_name.setdefault(kernel.name, []).append(kernel.seconds)
         found = {name: (median(seconds), len(seconds)) for name, seconds in by_name.items()}
-        return Read(found, self._probe.mean_mhz())
+        return Profiled(found, self._probe.mean_mhz())
 
     def in_a_row(self, run: Callable[[], Any], seconds: float) -> InARow:
         """Runs it for about `seconds`, and again for as long, of which it tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flopcast.microbench.recipe.optimizers import MEASURED_RATE
+from flopcast.microbench.recipe.optimizers import MEASURED_LEARNING_RATE
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.steps.build import build_plan
@@ -22,7 +22,7 @@ def test_a_step_that_is_measured_stays_where_it_was(optimizer: str, precision: s
     plan = StepPlan(name="w64", config=CONFIG, batch=1, seq=16, optimizer=optimizer, precision=precision)
     step = build_plan(plan, torch.device("cpu"))
     assert isinstance(step, TrainingStep)
-    assert {group["lr"] for one in step.optimizers for group in one.param_groups} == {MEASURED_RATE}
+    assert {group["lr"] for one in step.optimizers for group in one.param_groups} == {MEASURED_LEARNING_RATE}
     first = float(step.run())
     for _ in range(100):
         last = float(step.run())
