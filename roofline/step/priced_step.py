@@ -410,7 +410,7 @@ class PricedStep:
         """Returns the step's forecast. Raises UsageError where the part has no rate for the run's precision."""
         stream, run, profile, timeline = self.stream, self.run, self.profile, self.timeline
         step, low, high = self.interval
-        power = timeline.draw.power(step)
+        power = timeline.power
         peak = peak_for(profile, run.precision)
         whole = peak * run.layout.world
         return Forecast(

@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.links.contention import Contended
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.communication import Fabric, slowed
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.power_limit import Draw, draw_of
+from flopcast.roofline.step.power_limit import Draw, Power, draw_of, seconds_after_rest
 from flopcast.roofline.step.simulation import STEPS, Ran, Simulation, Span, Stages, is_synchronous
 from flopcast.roofline.stream.ops.collectives import Collective
 
@@ -85,6 +85,19 @@ class Timeline:
     @cached_property
     def draw(self) -> Draw:
         return draw_of(self.ops, self.profile)
+
+    @cached_property
+    def power(self) -> Power:
+        """Of back-to-back steps."""
+        return self.draw.power(0.0 if is_synchronous(self.profile) else self._ran(_AS_IT_IS).step)
+
+    @cached_property
+    def seconds_after_rest(self) -> Sequence[float]:
+        """Device seconds of each operation in a single step on a device that has rested, as a profiler reads them: at
+        full clock but for long steps, in which a power limit begins to act."""
+        if not self.power.seconds:
+            return [op.seconds for op in self.ops]
+        return seconds_after_rest(self.ops, self.profile, self.draw.clock(self._ran(_AS_IT_IS).step))
 
     @property
     def gap_seconds(self) -> float:

@@ -343,11 +343,13 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         step=Part(measured.step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
         profile_host_step=Part(measured.step, *shipped),
         in_a_row=Part() if plan.mode == "eager" else Part(measured.step, in_a_row(row, beside)),
-        device=Part(measured.device, found.device_seconds, found.device_seconds_low, found.device_seconds_high),
+        device=_device_part(measured.device, found, priced),
         host=_host_part(measured, found, profile),
         peak=Part(measured.peak, found.peak_bytes),
         kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
-        classes={name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
+        classes={
+            name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(priced).items()
+        },
         baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
         host_sigma=None if host is None else beside.host_sigma,
         own_sigmas=priced.own_sigmas,
@@ -376,8 +378,24 @@ def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
     return Part(host, found.host_seconds, is_comparable=not is_waiting)
 
 
-def _forecast_classes(found: Forecast) -> dict[str, float]:
-    return _grouped({share.op_class: share.seconds for share in found.breakdown})
+def _device_part(measured: float | None, found: Forecast, priced: PricedStep) -> Part:
+    """As it was measured: of a step on a device that had rested."""
+    seconds = sum(_forecast_classes_of(priced).values())
+    longer = seconds / found.device_seconds if found.device_seconds else 1.0
+    return Part(measured, seconds, found.device_seconds_low * longer, found.device_seconds_high * longer)
+
+
+def _forecast_classes_of(priced: PricedStep) -> dict[str, float]:
+    """Device seconds by operation class in one step on a device that has rested."""
+    found: dict[str, float] = defaultdict(float)
+    for op, seconds in zip(priced.ops, priced.timeline.seconds_after_rest, strict=True):
+        if op.work is not None and op.collective is None:
+            found[op.work.op_class] += seconds
+    return found
+
+
+def _forecast_classes(priced: PricedStep) -> dict[str, float]:
+    return _grouped(_forecast_classes_of(priced))
 
 
 def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:

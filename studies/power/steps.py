@@ -26,10 +26,12 @@ from studies.power.watch import Watch
 SECONDS = 1.5
 
 
-def _qwen3(width: int, depth: int, heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, Any]:
+def _qwen3(
+    width: int, depth: int, heads: int, kv_heads: int, head_dim: int = 128, vocab: int = 32000
+) -> dict[str, Any]:
     return {
         "model_type": "qwen3", "hidden_size": width, "num_hidden_layers": depth, "intermediate_size": 3 * width,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": 32000,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocab,
         "tie_word_embeddings": True,
     }  # fmt: skip
 
@@ -45,6 +47,17 @@ PLANS = {
         _plan("w1024-d3-long", _qwen3(1024, 3, 16, 8), 1, 8192),
         _plan("w1024-d3-h64", _qwen3(1024, 3, 16, 8, head_dim=64), 2, 4096),
         _plan("w4096-d1", _qwen3(4096, 1, 32, 8), 3, 1024),
+        _plan("w512-d8-h64", _qwen3(512, 8, 8, 4, head_dim=64, vocab=151936), 12, 2048),
+        _plan("w768-d6-h64", _qwen3(768, 6, 12, 12, head_dim=64, vocab=50304), 12, 1024),
+        _plan("w1024-d8-h64", _qwen3(1024, 8, 16, 8, head_dim=64), 16, 512),
+        _plan("w1280-d3", _qwen3(1280, 3, 10, 5, vocab=151936), 6, 2048),
+        _plan("w1536-d3-long", _qwen3(1536, 3, 12, 4), 1, 12288),
+        _plan("w1792-d4", _qwen3(1792, 4, 14, 7, vocab=100352), 20, 768),
+        _plan("w2048-d4-h64", _qwen3(2048, 4, 32, 8, head_dim=64, vocab=128256), 8, 768),
+        _plan("w2304-d2", _qwen3(2304, 2, 18, 6, vocab=128256), 10, 1536),
+        _plan("w2560-d3", _qwen3(2560, 3, 20, 4), 10, 1024),
+        _plan("w3072-d2", _qwen3(3072, 2, 24, 8, vocab=100352), 3, 2048),
+        _plan("w4096-d2", _qwen3(4096, 2, 32, 8, vocab=151936), 2, 2048),
     )
 }
 

@@ -19,6 +19,8 @@ and the tables of its products, which the refined profile is fitted to, sustain 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import sqrt
 
 from flopcast.roofline.base.numbers import Number
@@ -56,6 +58,34 @@ BYTE_JOULES = 1.2e-10
 # Of those whose steps drew otherwise: HBM3 takes more than the H200's HBM3e. By 15 eager steps of one H100
 # (`python -m studies.byte_energy`). Six of another, whose steps took no part, give 1.68.
 BYTE_JOULES_OF = {"nvidia-h100-sxm": 1.59e-10}
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clocks that kernels reach by themselves, as shares of the one that large products do, and how the energy of
+    the same work goes with the clock.
+
+    `highest`: of what draws little. `attention`: by direction, the clock, and its power, beyond the static, in shares of
+    what large products draw; None where nobody measured it: then attention runs at the clock of products and
+    takes a product's energy per FLOP. `energy_exponent`: the power of the clock with which energy goes.
+    `slows_generated`: whether a lower clock lengthens the instructions of generated kernels."""
+
+    highest: float
+    attention: Mapping[str, tuple[float, float]] | None
+    energy_exponent: float
+    slows_generated: bool
+
+
+# Where no kernel's clock was measured: the energy per FLOP is proportional to the clock, as the voltage's square is.
+OF_PRODUCTS = Clocks(highest=1.0, attention=None, energy_exponent=1.0, slows_generated=False)
+# An H200's large products run at 1,720 of 1,980 MHz in steps, and alone, on normally distributed numbers, at 1,640. The
+# exponent and the powers are such that four compiled steps take as long as they did (`studies.power`); those of other
+# steps and cards judge them.
+CLOCKS_OF = {
+    "nvidia-h200": Clocks(
+        highest=1.15, attention={"fwd": (1.04, 0.85), "bwd": (1.04, 0.79)}, energy_exponent=0.5, slows_generated=True
+    )
+}
 
 # Share of the datasheet's fp32 peak that torch.mm reaches on CUDA cores with TF32 off: dual issue is seldom full
 # (H200 0.77, A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).

@@ -89,6 +89,19 @@ def seconds(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> float:
     return float(found.fixed + found.waiting + longest)
 
 
+def instruction_share(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> float:
+    """Returns the share of the time that is its instructions': by what part of a kernel a lower clock lengthens it. Of
+    kernels on an H200 that large products in turn with them held at 0.7 to 0.85 of their clock it was 0.5 to 0.9 of
+    losses, 0.5 of GELU, 0.15 of RMSNorm, 0 of SwiGLU (`python -m studies.power.kernels`)."""
+    found = parts(kernel, rates, law)
+    if not found.instructions:
+        return 0.0
+    ratio = found.memory / found.instructions
+    both = 1.0 + float(ratio**law.overlap)
+    longest = float(both ** (1.0 / law.overlap)) * found.instructions
+    return longest / both / (found.fixed + found.waiting + longest)
+
+
 def parts(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> Parts:
     work = kernel.work
     l2_bytes = law.resident * rates.l2_bytes

@@ -18,7 +18,7 @@ from flopcast.bounds import Deviation, Positive
 from flopcast.decode import load
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, load_specs
-from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
+from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, instruction_share, seconds
 from flopcast.roofline.gpu.profile.passes import DEFAULT_BANDWIDTH, DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
@@ -71,6 +71,11 @@ def generated_seconds(kernel: GeneratedKernel, profile: Profile) -> Estimate:
     if profile.gpu != known.gpu:
         sigma, basis = hypot(sigma, projected_sigma(known.gpu, profile, "memory")), "extrapolated"
     return Estimate(found, sigma, basis, "law of generated kernels")
+
+
+def share_of_instructions(kernel: GeneratedKernel, profile: Profile) -> float:
+    """The share of a generated kernel's time that goes by the clock of the multiprocessors."""
+    return instruction_share(kernel, rates_of_profile(profile), fitted().law)
 
 
 def projected_sigma(gpu: str, profile: Profile, kind: str) -> float:
