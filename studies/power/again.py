@@ -1,4 +1,4 @@
-"""Compiled steps that were measured a second time, on two other cards and after a rest, beside the first time.
+"""Compiled steps that were measured a second time, on four other cards and after a rest, beside the first time.
 
     python -m studies.power.again [--out reports/nvidia-h200/compiled-validation/again/README.md]
 
@@ -23,6 +23,7 @@ from studies.markdown import table
 
 FOLDER = FOLDERS["nvidia-h200"] / "again"
 LONG_SECONDS = 0.015  # of kernels, from which on a step's rounds meet the power limit
+LEAST_SHARE = 0.9  # of a step that its kernels take where the device bounds it
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Twice:
     kernels: tuple[float, float] | None
     clock_mhz: float | None
     mean_clock_mhz: float | None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the device bounds it both times, for long enough to meet the power limit."""
+        if self.kernels is None:
+            return False
+        of_steps = [kernels / step for kernels, step in zip(self.kernels, self.steps, strict=True)]
+        return self.kernels[1] > LONG_SECONDS and min(of_steps) > LEAST_SHARE
 
 
 def main() -> None:
@@ -61,15 +70,18 @@ def twice() -> list[Twice]:
 
 
 def page(rows: list[Twice]) -> str:
-    long = [row for row in rows if row.kernels is not None and row.kernels[1] > LONG_SECONDS]
+    long = [row for row in rows if row.is_long]
     steps = _told([row.steps for row in long])
     kernels = _told([row.kernels for row in long if row.kernels is not None])
     head = ["step", "mode", "step, ms", "again", "", "kernels, ms", "after a rest", "", "clock", "mean clock"]
     about = f"""# Compiled steps measured a second time
 
-`python -m studies.power.again`, of steps that `python -m studies.compiled.validate` ran on two other H200s (torch
-2.11), with their kernels profiled after a rest. Of {len(long)} steps whose kernels take longer than
-{LONG_SECONDS * 1e3:.0f} ms the step takes {steps}, its kernels {kernels}.
+`python -m studies.power.again`, of steps that `python -m studies.compiled.validate` ran on four other H200s of two
+hosts (torch 2.11), with their kernels profiled after a rest. Of {len(long)} steps whose kernels take longer than
+{LONG_SECONDS * 1e3:.0f} ms and {LEAST_SHARE:.0%} of the step, the step takes {steps},
+its kernels {kernels}.
+The host is another: what it bounds compares hosts. Products of 1,023 columns are slower by half where inductor, which
+times both, has not padded them; kernels of the ViT take longer than its step, as if others had run beside them.
 Clocks in MHz: what NVML said in the rounds, and the mean by the multiprocessors' own counters while the kernels were
 profiled.
 

