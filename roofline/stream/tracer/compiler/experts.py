@@ -7,6 +7,9 @@ tensors hold no numbers of rows. Here each expert gets as many, and what the loo
 result, the wait for the numbers, a call of each expert's product, with how many views it takes (ONE_CALL), and after
 the first the kernels of all as one grouped product, which in fp32 is what torch's own loop over groups runs
 (`lowering/grouped`): the GPU works from there on, while the host calls the other experts' products.
+
+A checkpointed layer runs eagerly as a whole where its graph breaks, and there transformers calls torch's grouped
+product, which multiplies in fp32 on a GPU though torch's rule for fake tensors refuses to.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._functorch import aot_autograd
 from torch._guards import CompileContext, TracingContext
 from torch._inductor import compile_fx
@@ -24,6 +28,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flopcast.roofline.stream.lowering.grouped import ONE_CALL
+from flopcast.roofline.stream.tracer.cuda_operators import RESULTS
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.recorder import COMPOSED, Recorder
 
@@ -58,11 +63,23 @@ def one_by_one() -> Iterator[None]:
     try:
         with (
             replaced(definition, "_backward_fn", backward),
+            replaced(_meta_registrations, "_meta_grouped_mm_common", _grouped_by),
             replaced(compile_fx, "compile_fx", _refusing(operator, compile_fx.compile_fx)),
         ):
             yield
     finally:
         del COMPOSED[operator]
+
+
+_own_rule: Callable[..., torch.Tensor] = _meta_registrations._meta_grouped_mm_common
+
+
+def _grouped_by(a: torch.Tensor, b: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Makes the result of a grouped product: of other types than bf16 too where no compiler asks."""
+    found: torch.Tensor | None = None
+    if not is_compiling():
+        found = RESULTS[torch.ops.aten._grouped_mm.default](a, b, options.get("offs"))
+    return _own_rule(a, b, *args, **options) if found is None else found
 
 
 def _refusing(operator: Any, own: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
-from flopcast.roofline.stream.tracer.compiler.experts import _refusing
+from flopcast.roofline.stream.tracer.compiler.experts import _refusing, one_by_one
 
 pytest.importorskip("triton")
 
@@ -177,6 +177,16 @@ def test_micro_batches_of_captured_graphs_copy_what_lies_elsewhere(streams: Any)
     assert shapes == [(256, 512), ()] * 2  # the batch, and the gradient of the loss
     assert [op.phase for op in copies] == ["forward", "backward"] * 2
     assert launches(stream)["backward", "aten.add_.Tensor"] == 4  # autograd sums what the graphs return
+
+
+def test_grouped_products_in_fp32_have_results_outside_of_graphs() -> None:
+    """Those of checkpointed layers, whose graphs break: torch's own rule refuses what a GPU multiplies."""
+    rows, weights = torch.empty(64, 32, device="meta"), torch.empty(4, 32, 16, device="meta")
+    ends = torch.empty(4, dtype=torch.int32, device="meta")
+    with one_by_one():
+        assert torch._grouped_mm(rows, weights, offs=ends).shape == (64, 16)
+    with pytest.raises(RuntimeError, match="BF16"):
+        torch._grouped_mm(rows, weights, offs=ends)
 
 
 def test_experts_outside_of_the_graphs_are_as_many_products_as_in_an_eager_step(streams: Any) -> None:
