@@ -348,7 +348,8 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         peak=Part(measured.peak, found.peak_bytes),
         kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
         classes={
-            name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(priced).items()
+            name: Part(measured.classes.get(name), seconds)
+            for name, seconds in _grouped(_profiled_classes(priced)).items()
         },
         baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
         host_sigma=None if host is None else beside.host_sigma,
@@ -379,23 +380,22 @@ def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
 
 
 def _device_part(measured: float | None, found: Forecast, priced: PricedStep) -> Part:
-    """As it was measured: of a step on a device that had rested."""
-    seconds = sum(_forecast_classes_of(priced).values())
+    """As the profiler reads it."""
+    seconds = sum(_profiled_classes(priced).values())
     longer = seconds / found.device_seconds if found.device_seconds else 1.0
     return Part(measured, seconds, found.device_seconds_low * longer, found.device_seconds_high * longer)
 
 
-def _forecast_classes_of(priced: PricedStep) -> dict[str, float]:
-    """Device seconds by operation class in one step on a device that has rested."""
+def _profiled_classes(priced: PricedStep) -> dict[str, float]:
+    """Device seconds by operation class of a step that the profiler follows, on a device that has rested: in a long one
+    a power limit begins to act. Not in an eager one, which the host launches so slowly with the profiler on that its
+    device is idle in between: hot and rested, ten on two cards took as long (`studies.power.table`)."""
+    after_rest = priced.timeline.seconds_after_rest if priced.run.mode != "eager" else None
     found: dict[str, float] = defaultdict(float)
-    for op, seconds in zip(priced.ops, priced.timeline.seconds_after_rest, strict=True):
+    for number, op in enumerate(priced.ops):
         if op.work is not None and op.collective is None:
-            found[op.work.op_class] += seconds
+            found[op.work.op_class] += op.seconds if after_rest is None else after_rest[number]
     return found
-
-
-def _forecast_classes(priced: PricedStep) -> dict[str, float]:
-    return _grouped(_forecast_classes_of(priced))
 
 
 def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:

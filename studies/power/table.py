@@ -9,17 +9,19 @@ Reads the rows of `studies.power.kernels` and `studies.power.steps`. Needs no GP
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flopcast.microbench.records import records
+from flopcast.microbench.records.rows import StepKernelsRow, select
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream as streams
-from flopcast.roofline.validation.compare_steps import stream_of
+from flopcast.roofline.validation.compare_steps import step_folders, stream_of
 from studies.command import parser_of
 from studies.markdown import table
 from studies.power.steps import PLANS
@@ -47,6 +49,12 @@ it gives if nothing held the clock. The first four chose the law's constants; th
 {told}. They ran on two cards: "again" is what another took, whose
 kernels are not kept. A card that draws less than its limit on the mean of a step while its clock is held, as under the
 2,304 wide one, has waited in between, for which the law knows no reason.
+"""
+
+EAGER = """## Eager steps under the profiler
+
+With the profiler on the host launches an eager step so slowly that the device is idle in between and keeps its clock,
+whether it was hot, as the first time, or had rested, as on another card: kernels take {told}.
 """
 
 
@@ -113,16 +121,34 @@ def steps() -> list[Step]:
     return found
 
 
+def eager_kernels() -> dict[str, tuple[float, float]]:
+    """By eager step the seconds of its kernels, both times."""
+    first = {key: seconds for run in step_folders(FOLDER.parent / "steps") for key, seconds in _kernels_of(run)}
+    return {key: (first[key], seconds) for key, seconds in _kernels_of(FOLDER / "eager") if key in first}
+
+
+def _kernels_of(run: Path) -> Iterator[tuple[str, float]]:
+    for row in select(records.read(run).rows, StepKernelsRow):
+        if row["status"] == "ok" and row["device_seconds"]:
+            yield row["key"].partition("/")[2], row["device_seconds"]
+
+
 def page(rows: Sequence[Mapping[str, Any]], measured: Sequence[Step]) -> str:
     head = ["kernel", "after a rest, MHz", "in a row, MHz", "watts", "time", "in turn with products, MHz", "time"]
     told = ["step", "ms", "law", "error", "again, ms", "error", "nothing held, ms", "after a rest, MHz",
             "in a row, MHz", "watts"]  # fmt: skip
+    eager = eager_kernels()
+    again = [second / first - 1.0 for first, second in eager.values()]
+    both = f"{median(again):+.1%} at the median of {len(again)}, {min(again):+.1%} to {max(again):+.1%}"
     parts = [
         ABOUT,
         table(head, [_kernel(row) for row in rows]),
         "",
         STEPS.format(told=_errors([step for step in measured if step.name not in FITTED])),
         table(told, [_step(step) for step in measured]),
+        "",
+        EAGER.format(told=both),
+        table(["step", "ms", "again, ms", ""], [_twice(key, *pair) for key, pair in eager.items()]),
     ]
     return "\n".join(parts) + "\n"
 
@@ -160,6 +186,11 @@ def _again(step: Step) -> list[str]:
     if step.again is None or step.error_again is None:
         return ["-", "-"]
     return [f"{step.again * 1e3:.2f}", f"{step.error_again:+.1%}"]
+
+
+def _twice(key: str, first: float, second: float) -> list[str]:
+    name, _, how = key.split("/", 2)
+    return [f"{name} {how}", f"{first * 1e3:.2f}", f"{second * 1e3:.2f}", f"{second / first - 1.0:+.1%}"]
 
 
 def _watts(watts: float | None) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from studies.power.steps import PLANS
-from studies.power.table import FITTED, FOLDER, Step, kernels, longer, page, steps
+from studies.power.table import FITTED, FOLDER, Step, eager_kernels, kernels, longer, page, steps
 
 IN_TURN = "in_turn_kernels"
 
@@ -46,6 +46,14 @@ def test_the_law_is_as_far_off_as_the_page_says(measured: list[Step]) -> None:
     assert median(again) < 0.021
     assert again[-1] < 0.072
     assert all(step.free < 0.99 * step.seconds for step in measured), "the limit lengthens each"
+
+
+def test_eager_steps_keep_their_clock_under_the_profiler() -> None:
+    """And so are forecast at full clock, hot or rested (`compare_steps`)."""
+    again = [second / first - 1.0 for first, second in eager_kernels().values()]
+    assert len(again) == 10
+    assert abs(median(again)) < 0.002
+    assert max(map(abs, again)) < 0.039
 
 
 def test_the_committed_page_is_of_these_rows(measured: list[Step]) -> None:
