@@ -180,7 +180,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20
+    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20 + 26
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24
@@ -196,6 +196,8 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
+    compiled, newest = compiled[:-26], compiled[-26:]
+    all_rested = compiled[-56:] + newest
     compiled, rested, last_drawn = compiled[:-56], compiled[-56:-20], compiled[-20:]
     compiled, fifth, sixth = compiled[:-35], compiled[-35:-11], compiled[-11:]
     lottery = [row for row in compiled if row["name"] in ("gpt2-d9", "gpt2-d3")]  # which of their products are padded
@@ -225,14 +227,14 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(apart, "device_error")) < 0.22
     rest = [row for row in fifth if row not in apart]
     assert max(errors(rest, "device_error")) < 0.08
-    assert median(errors(fifth, "device_error")) < 0.036
+    assert median(errors(fifth, "device_error")) < 0.0235
     assert median(errors([row for row in fifth if row["bound"] != "host"], "step_error")) < 0.0295
     assert max(errors(fifth, "peak_error")) < 0.023
     (prefill,) = (row for row in fifth if row["phase"] == "prefill")
     assert max(errors([prefill], "attention_error")) < 0.055, "a mask over a static cache"
     # the fourth: after attention with masks was timed alone, by which these and those before are told
-    assert median(errors(sixth, "device_error")) < 0.037
-    assert max(errors(sixth, "device_error")) < 0.075
+    assert median(errors(sixth, "device_error")) < 0.033
+    assert max(errors(sixth, "device_error")) < 0.074
     bound_by_device = [row for row in sixth if row["bound"] != "host"]
     assert median(errors(bound_by_device, "step_error")) < 0.01
     assert max(errors(bound_by_device, "step_error")) < 0.09
@@ -243,7 +245,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert median(errors(rested, "device_error")) < 0.016
     long_prefill = [row for row in rested if row["context"] == "14848"]
     assert len(long_prefill) == 2
-    assert max(errors(long_prefill, "device_error")) < 0.1135, "attention and generated kernels at 1,520 MHz"
+    assert max(errors(long_prefill, "device_error")) < 0.0305, "11.3% where the clock was not seen to fall"
     assert max(errors([row for row in rested if row not in long_prefill], "device_error")) < 0.063
     bound_by_device = [row for row in rested if row["bound"] != "host"]
     assert len(bound_by_device) == 22
@@ -255,22 +257,25 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(paced, "step_error")) < 0.25, "checkpointed, in fp16"
     assert median(errors(rested, "peak_error")) < 0.0015
     assert max(errors(rested, "peak_error")) < 0.058
-    assert sum(row["within_interval"] == "true" for row in rested) == 35
-    assert sum(row["device_within"] == "true" for row in rested) >= 28, "too few, by widths of few sorts of steps"
-    assert sum(row["device_within"] == "true" for row in sixth) >= 9
+    assert sum(row["within_interval"] == "true" for row in rested) == 36
+    assert sum(row["device_within"] == "true" for row in rested) >= 33, "28 by a law of products alone"
+    assert sum(row["device_within"] == "true" for row in sixth) >= 10
     prefills = [row for row in rows if (row["phase"], row["mode"]) == ("prefill", "compile") and row["bound"] != "host"]
     assert len(prefills) == 7
-    assert median(errors(prefills, "step_error")) < 0.045
+    assert median(errors(prefills, "step_error")) < 0.046
     assert max(errors(prefills, "step_error")) < 0.11, "the README says 11%"
     # the seventh and eighth: two of one host, all paced
     by_another_torch = [row for row in last_drawn if row["name"] == "mobilenet_v2@192"]
-    assert median(errors(last_drawn, "device_error")) < 0.0175
+    assert median(errors(last_drawn, "device_error")) < 0.014
     assert max(errors(by_another_torch, "device_error")) < 0.15
     assert max(errors([row for row in last_drawn if row not in by_another_torch], "device_error")) < 0.078
     bound_by_device = [row for row in last_drawn if row["bound"] != "host"]
     assert len(bound_by_device) == 11
-    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0255
-    assert max(errors(bound_by_device, "step_error_profile_host")) < 0.083, "a prefill's norms, by another torch"
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0305, "2.5% by a law of products alone"
+    (on_nan,) = (row for row in bound_by_device if row["name"] == "llama-3.2-1b-d11")  # 0.3% with numbers
+    assert float(on_nan["step_error"]) < 0.11
+    numbers = [row for row in bound_by_device if row is not on_nan]
+    assert max(errors(numbers, "step_error_profile_host")) < 0.077, "a prefill's norms, by another torch"
     paced += [row for row in last_drawn if row["bound"] == "host"]
     assert len(paced) == 13
     assert median(errors(paced, "step_error")) < 0.05
@@ -278,7 +283,24 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert median(errors(last_drawn, "peak_error")) < 0.0025
     assert max(errors(last_drawn, "peak_error")) < 0.058
     assert sum(row["within_interval"] == "true" for row in last_drawn) >= 18
-    assert sum(row["device_within"] == "true" for row in last_drawn) >= 14
+    assert sum(row["device_within"] == "true" for row in last_drawn) >= 16
+    # the ninth and tenth: after the law of kernels' own clocks; forecast before they ran, but for one that was refused
+    assert sum(not row["step_error"] for row in first[-26:]) == 1
+    by_another_torch = [row for row in newest if row["name"] == "mobilenet_v2@128"]
+    assert max(errors(by_another_torch, "device_error")) < 0.129
+    assert median(errors(newest, "device_error")) < 0.0175
+    assert max(errors([row for row in newest if row not in by_another_torch], "device_error")) < 0.075
+    bound_by_device = [row for row in newest if row["bound"] != "host"]
+    assert len(bound_by_device) == 16
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0145
+    assert max(errors(bound_by_device, "step_error_profile_host")) < 0.067
+    paced = [row for row in newest if row["bound"] == "host"]
+    assert median(errors(paced, "step_error")) < 0.09
+    assert max(errors([row for row in paced if not row["name"].startswith("convnext")], "step_error")) < 0.305
+    assert max(errors(newest, "peak_error")) < 0.027
+    assert all(row["within_interval"] == "true" for row in newest)
+    assert median(errors(all_rested, "device_error")) < 0.0155
+    assert 0.85 <= sum(row["device_within"] == "true" for row in all_rested) / len(all_rested) <= 0.97
     trained = [row for row in rows if row["mode"] == "compile" and row["phase"] == "train" and row["attention_error"]]
     assert len(trained) >= 50
     assert median(errors(trained, "attention_error")) < 0.025, "6.6% by a law over calls without masks"
