@@ -171,7 +171,7 @@ def loads_of(ops: Sequence[TimedOp], profile: Profile) -> list[Load]:
         if isinstance(shape, Gemm | Attention):
             joules = op.flops * flop_joules.get(shape.dtype, 0.0)
             most = _watts_of_products(shape.dtype, profile, flop_joules) * op.seconds
-            if isinstance(shape, Gemm) or clocks.attention is None:
+            if isinstance(shape, Gemm) or clocks.attention is None or op.backend == "triton":
                 own = min(max(sqrt(most / joules), 1.0), clocks.highest) if joules else clocks.highest
                 load = Load(round(own, 2), joules, op.seconds)
             else:
