@@ -96,6 +96,8 @@ def test_attention_and_generated_kernels_lengthen_with_products(h200: Profile) -
     assert 0.7 < clock < 1.0
     mm, sdpa = power_limit.seconds_after_rest([product, attention], h200, clock)
     assert 1.0 < mm / 0.1 < sdpa / 0.01 < 1.0 / clock * 1.04
+    ours = replace(attention, backend="triton")  # as a product, whatever torch's draws
+    assert power_limit.loads_of([ours], h200)[0].joules == ours.flops * power_limit.energies(h200)["bf16"]
     short = [replace(product, seconds=0.01), replace(attention, seconds=0.001)]
     assert power_limit.seconds_after_rest(short, h200, clock) == [0.01, 0.001], "the clock has not fallen yet"
 
