@@ -15,8 +15,8 @@ the step if nothing held it, B the energy of its bytes:
     static + (sum of j min(1, c / o)^e + B) / (T + sum of s (max(1, o / c) - 1)) = limit
 
 Clocks and e are those of `power.CLOCKS_OF`. On a GPU where nobody measured them products and attention run at one clock
-and alone go by it, with e = 1. Our attention on Triton counts as a product: by the clock and power of torch's, three steps of
-Qwen3-0.6B with it came out 4.3 to 6.1% long, so 1.4 to 3.2%.
+and alone go by it, with e = 1. Our attention on Triton counts as a product: by the clock and power of torch's, three
+steps of Qwen3-0.6B with it came out 4.3 to 6.1% long, as a product 1.4 to 3.2%.
 
 The mean over a whole step counts: on an H200 ten products of 1.4 ms run at 790 TFLOP/s and draw 900 W, and only after
 tens of milliseconds of them does the clock begin to fall, to 664 TFLOP/s at 690 W.
