@@ -93,7 +93,7 @@ class TimedOp:
     the other); `work` is that of one run. `sigma`: standard deviation of the log seconds. `replay`: which replay of a
     captured CUDA graph it is part of, counted from 1; 0 where it is launched by itself. `lane`: the CUDA stream that it
     runs on; `waits`: operations before it, by their number, that have to end first; `collective`: what it sends, of
-    which `work` says nothing (`communication`). `backend`: what runs its work, as profiles name it.
+    which `work` says nothing (`communication`).
     """
 
     phase: str
@@ -112,7 +112,6 @@ class TimedOp:
     lane: int = 0
     waits: tuple[int, ...] = ()
     collective: Collective | None = None
-    backend: str = ""
 
     @cached_property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -281,7 +280,6 @@ def device_work(
             is_faster = found.hot.seconds <= found.cold.seconds
             one = TimedOp(
                 phase=phase, kind=op.kind, host_seconds=host_seconds + looped, looped_seconds=looped, work=work,
-                backend=times.backends[id(work)],
                 seconds=found.cold.seconds - share * found.gain + added, sigma=found.cold.sigma,
                 launches=count + (copy is not None),
                 basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,

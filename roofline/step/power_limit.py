@@ -14,9 +14,9 @@ the step if nothing held it, B the energy of its bytes:
 
     static + (sum of j min(1, c / o)^e + B) / (T + sum of s (max(1, o / c) - 1)) = limit
 
-Clocks and e are those of `power.CLOCKS_OF`. On a GPU where nobody measured them products and attention run at one clock
-and alone go by it, with e = 1. Our attention on Triton counts as a product: by the clock and power of torch's, three
-steps of Qwen3-0.6B with it came out 4.3 to 6.1% long, as a product 1.4 to 3.2%.
+Clocks and e are those of `power.CLOCKS_OF`, for compiled steps, by which they were chosen. In eager ones, and on a GPU
+where nobody measured them, products and attention run at one clock and alone go by it, with e = 1: by the other clocks
+eager steps with our attention come out up to 6.1% long, by these 3.9%, and all others as they do by both.
 
 The mean over a whole step counts: on an H200 ten products of 1.4 ms run at 790 TFLOP/s and draw 900 W, and only after
 tens of milliseconds of them does the clock begin to fall, to 664 TFLOP/s at 690 W.
@@ -149,7 +149,8 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
     """Returns what a step of these operations draws; `NONE`, which no limit affects, where the part's limit or the
     energies are not known, and where the profile's products are already timed at the limited clock (`gpu/laws/`, for
     older parts)."""
-    if not energies(profile):
+    clocks = clocks_of(ops, profile)
+    if not energies(profile, clocks):
         return NONE
     limit = float(profile.device["power_limit_w"] or 0.0)
     sums: dict[float, Load] = {}
@@ -158,12 +159,13 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
         sums[own] = Load(own, joules + load.joules, seconds + load.seconds)
     moved = sum(op.bytes for op in ops if op.work is not None)
     loads = tuple(load for load in sums.values() if load.seconds)
-    return Draw(limit, STATIC_SHARE * limit, moved * byte_joules(profile), loads, clocks_of(profile))
+    return Draw(limit, STATIC_SHARE * limit, moved * byte_joules(profile), loads, clocks)
 
 
 def loads_of(ops: Sequence[TimedOp], profile: Profile) -> list[Load]:
     """Returns what each operation's kernels put on the part."""
-    flop_joules, clocks = energies(profile), clocks_of(profile)
+    clocks = clocks_of(ops, profile)
+    flop_joules = energies(profile, clocks)
     known: dict[int, float] = {}  # by work, which live as long as ops
     found = []
     for op in ops:
@@ -172,7 +174,7 @@ def loads_of(ops: Sequence[TimedOp], profile: Profile) -> list[Load]:
         if isinstance(shape, Gemm | Attention):
             joules = op.flops * flop_joules.get(shape.dtype, 0.0)
             most = _watts_of_products(shape.dtype, profile, flop_joules) * op.seconds
-            if isinstance(shape, Gemm) or clocks.attention is None or op.backend == "triton":
+            if isinstance(shape, Gemm) or clocks.attention is None:
                 own = min(max(sqrt(most / joules), 1.0), clocks.highest) if joules else clocks.highest
                 load = Load(round(own, 2), joules, op.seconds)
             else:
@@ -186,8 +188,10 @@ def loads_of(ops: Sequence[TimedOp], profile: Profile) -> list[Load]:
     return found
 
 
-def clocks_of(profile: Profile) -> Clocks:
-    return CLOCKS_OF.get(profile.gpu, OF_PRODUCTS)
+def clocks_of(ops: Sequence[TimedOp], profile: Profile) -> Clocks:
+    """Returns those of a compiled step, which has generated kernels, or of an eager one."""
+    is_compiled = any(op.work is not None and op.work.op_class == "generated" for op in ops)
+    return CLOCKS_OF.get(profile.gpu, OF_PRODUCTS) if is_compiled else OF_PRODUCTS
 
 
 def _watts_of_products(dtype: str, profile: Profile, flop_joules: Mapping[str, float]) -> float:
@@ -213,12 +217,12 @@ def byte_joules(profile: Profile) -> float:
     return BYTE_JOULES_OF.get(profile.gpu, BYTE_JOULES) if profile.basis == "measured" else BYTE_JOULES
 
 
-def energies(profile: Profile) -> Mapping[str, float]:
-    """Returns joules per FLOP at full clock, by dtype; {} where they cannot be derived.
+def energies(profile: Profile, clocks: Clocks = OF_PRODUCTS) -> Mapping[str, float]:
+    """Returns joules per FLOP at a product's own clock, by dtype; {} where they cannot be derived.
 
     At the limit, large products sustain a share c of their burst rate, and so of their own clock: the power that the
     limit leaves after static power and bytes moved is c^e x energy per FLOP x sustained rate."""
-    limit, exponent = float(profile.device.get("power_limit_w") or 0.0), clocks_of(profile).energy_exponent
+    limit = float(profile.device.get("power_limit_w") or 0.0)
     if not limit or any(surface.kind == "tiles" for surface in profile.surfaces.values()):
         return {}
     found = {}
@@ -229,5 +233,6 @@ def energies(profile: Profile) -> Mapping[str, float]:
             share = min(sustained.value / burst, 1.0) if profile.basis == "measured" else PROJECTED_SHARE
             watts = (1.0 - STATIC_SHARE) * limit
             moved = 3.0 * DTYPE_BYTES.get(dtype, 1) / (2.0 * SIDE)  # bytes per FLOP
-            found[dtype] = max(watts / sustained.value - moved * byte_joules(profile), 0.0) / share**exponent
+            at_limit = max(watts / sustained.value - moved * byte_joules(profile), 0.0)
+            found[dtype] = at_limit / share**clocks.energy_exponent
     return found

@@ -66,8 +66,8 @@ class Clocks:
     the same work goes with the clock.
 
     `highest`: of what draws little. `attention`: by direction, the clock, and its power, beyond the static, of
-    what large products draw; None where nobody measured it: then, as ours on Triton does, attention runs at the
-    clock of products and takes a product's energy per FLOP. `energy_exponent`: the power of the clock with which
+    what large products draw; None where nobody measured it: then attention runs at the clock of
+    products and takes a product's energy per FLOP. `energy_exponent`: the power of the clock with which
     energy goes. `slows_generated`: whether a lower clock lengthens the instructions of generated kernels."""
 
     highest: float
