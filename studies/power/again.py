@@ -15,10 +15,12 @@ from statistics import median
 
 from flopcast.microbench.records import records
 from flopcast.microbench.records.rows import StepKernelsRow, StepRow, select
-from flopcast.roofline.validation.compare_steps import plan_of, step_folders
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of, step_folders
+from flopcast.roofline.validation.step_comparison import StepComparison
 from studies.command import parser_of
 from studies.compiled.validate import MODES
-from studies.compiled.validation import FOLDERS
+from studies.compiled.validation import FOLDERS, breaks, kept_stream
 from studies.markdown import table
 
 FOLDER = FOLDERS["nvidia-h200"] / "again"
@@ -67,6 +69,13 @@ def twice() -> list[Twice]:
         for key, (step, kernels) in _measured(run)
         if key in before
     ]  # fmt: skip
+
+
+def compared() -> list[StepComparison]:
+    """The second measurements beside their forecasts by the shipped profile."""
+    profile = find_profile("nvidia-h200")
+    folders = compare_folders([StepsFolder(run, profile) for run in step_folders(FOLDER)], find_stream=kept_stream)
+    return [row for rows in folders for row in rows if row.step.error is not None and not breaks(row)]
 
 
 def page(rows: list[Twice]) -> str:

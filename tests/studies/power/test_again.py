@@ -6,12 +6,8 @@ from statistics import median
 
 import pytest
 
-from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, step_folders
 from flopcast.roofline.validation.step_comparison import StepComparison
-from studies.compiled.validation import breaks, kept_stream
-from studies.power.again import FOLDER, page, twice
-from studies.power.table import GPU
+from studies.power.again import FOLDER, compared, page, twice
 
 # Inductor padded products of 1,023 columns the first time and, in these runs, did not; the kernels of the ViT's profile
 # take longer than its steps, as if others' had run beside them.
@@ -19,10 +15,8 @@ OTHERWISE = ("w1023-d4", "vit_b16")
 
 
 @pytest.fixture(scope="module")
-def compared() -> list[StepComparison]:
-    profile = find_profile(GPU)
-    folders = compare_folders([StepsFolder(run, profile) for run in step_folders(FOLDER)], find_stream=kept_stream)
-    return [row for rows in folders for row in rows if row.step.error is not None and not breaks(row)]
+def rows() -> list[StepComparison]:
+    return compared()
 
 
 def test_another_card_takes_as_long_for_steps_that_the_device_bounds() -> None:
@@ -38,18 +32,18 @@ def test_another_card_takes_as_long_for_steps_that_the_device_bounds() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == page(rows)
 
 
-def test_kernels_after_a_rest_take_what_is_forecast(compared: list[StepComparison]) -> None:
+def test_kernels_after_a_rest_take_what_is_forecast(rows: list[StepComparison]) -> None:
     """A worse law of the fall of the clock, or of products, fails here: those of w1024-d5, of 16,384 tokens, are 5%
     quicker in steps than by themselves."""
-    found = [row.device for row in compared if row.plan.name not in OTHERWISE and row.device.error is not None]
+    found = [row.device for row in rows if row.plan.name not in OTHERWISE and row.device.error is not None]
     assert len(found) == 46
     assert median(abs(part.error or 0.0) for part in found) < 0.009
     assert max(abs(part.error or 0.0) for part in found) < 0.058
     assert 0.85 * len(found) <= sum(bool(part.is_within) for part in found) <= 0.97 * len(found)
 
 
-def test_steps_on_other_cards_take_what_is_forecast(compared: list[StepComparison]) -> None:
-    found = [row.step for row in compared if not row.is_host_bound and row.plan.name not in OTHERWISE]
+def test_steps_on_other_cards_take_what_is_forecast(rows: list[StepComparison]) -> None:
+    found = [row.step for row in rows if not row.is_host_bound and row.plan.name not in OTHERWISE]
     assert len(found) == 34
     assert median(abs(part.error or 0.0) for part in found) < 0.016
     assert max(abs(part.error or 0.0) for part in found) < 0.048
