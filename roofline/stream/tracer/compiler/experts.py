@@ -63,7 +63,7 @@ def one_by_one() -> Iterator[None]:
     try:
         with (
             replaced(definition, "_backward_fn", backward),
-            replaced(_meta_registrations, "_meta_grouped_mm_common", _grouped_by),
+            replaced(_meta_registrations, "_meta_grouped_mm_common", _grouped_mm_rule),
             replaced(compile_fx, "compile_fx", _refusing(operator, compile_fx.compile_fx)),
         ):
             yield
@@ -71,15 +71,15 @@ def one_by_one() -> Iterator[None]:
         del COMPOSED[operator]
 
 
-_own_rule: Callable[..., torch.Tensor] = _meta_registrations._meta_grouped_mm_common
+_torch_rule: Callable[..., torch.Tensor] = _meta_registrations._meta_grouped_mm_common
 
 
-def _grouped_by(a: torch.Tensor, b: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+def _grouped_mm_rule(a: torch.Tensor, b: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
     """Makes the result of a grouped product: of other types than bf16 too where no compiler asks."""
     found: torch.Tensor | None = None
     if not is_compiling():
         found = RESULTS[torch.ops.aten._grouped_mm.default](a, b, options.get("offs"))
-    return _own_rule(a, b, *args, **options) if found is None else found
+    return _torch_rule(a, b, *args, **options) if found is None else found
 
 
 def _refusing(operator: Any, own: Callable[..., Any]) -> Callable[..., Any]:
