@@ -23,7 +23,7 @@ from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
 from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
-from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory.allocator import rounded
@@ -73,6 +73,8 @@ GROUP_BY_GROUP = (28.0, 5.0)
 # adapters (`python -m studies.calls.checkpoint`: 23.3 over 15.1 us). What the backward recomputes costs what a call of
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
+
+_GIVEN = ("parameter", "buffer", "input")  # kinds of storages that the graph of a forward is given
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
@@ -290,7 +292,8 @@ def device_work(
             known[key] = one
     if calls := stream.meta.get("graphs"):
         mode = stream.meta["mode"]
-        timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls))
+        worth = [1.0] * len(timed) if mode == "compile-graphs" else launches_worth(stream)
+        timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls), worth)
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -324,21 +327,43 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
 
 def _in_graphs(
     ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool,
-    shares: Iterable[float],
+    shares: Iterable[float], worth: Sequence[float],
 ) -> list[TimedOp]:  # fmt: skip
     """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
     graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `shares`: of the cost
-    of entering a graph, that of each of these."""
+    of entering a graph, that of each of these. `worth`: of each operation, the launches that it costs."""
     found = list(ops)
     for number, ((_, first, last), share) in enumerate(zip(calls, shares, strict=True), 1):
         replay = number if is_captured else 0
-        known: dict[int, TimedOp] = {}
+        known: dict[tuple[int, float], TimedOp] = {}
         for i in range(first, last + 1):
-            if id(ops[i]) not in known:
-                known[id(ops[i])] = replace(ops[i], host_seconds=costs.launch, replay=replay)
-            found[i] = known[id(ops[i])]
+            key = id(ops[i]), worth[i]
+            if key not in known:
+                known[key] = replace(ops[i], host_seconds=costs.launch * worth[i], replay=replay)
+            found[i] = known[key]
         if first <= last:
-            found[first] = replace(found[first], host_seconds=costs.launch + share * costs.entry(found[first].phase))
+            entered = found[first].host_seconds + share * costs.entry(found[first].phase)
+            found[first] = replace(found[first], host_seconds=entered)
+    return found
+
+
+@once_per_stream
+def launches_worth(stream: Stream) -> list[float]:
+    """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
+    graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
+    found = [1.0] * len(stream.ops)
+    for _, first, last in stream.meta["graphs"]:
+        seen: set[int] = set()
+        for i in range(first, last + 1):
+            op = stream.ops[i]
+            heavier = HEAVIER_CALLS.get(packet(op.name), (0.0, 0.0))
+            found[i] += heavier[0 if stream.tensors[op.inputs[0]].operand.is_contiguous else 1] if op.inputs else 0.0
+            is_forward = op.phase == "forward"
+            touched = op.inputs if is_forward else (*op.outputs, *(op.inputs[place] for place in op.written))
+            new = {stream.tensors[tensor].storage for tensor in touched} - seen
+            seen |= new
+            kinds = [stream.storages[storage].kind for storage in new]
+            found[i] += GIVEN * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
     return found
 
 

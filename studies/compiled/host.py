@@ -23,7 +23,16 @@ from typing import Any
 
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, default_host
-from flopcast.roofline.gpu.profile.host_graphs import MODES, Calls, GraphCosts, fit_graph_costs, mean_graph_costs
+from flopcast.roofline.gpu.profile.host_graphs import (
+    GIVEN,
+    GRADIENT,
+    HEAVIER_CALLS,
+    MODES,
+    Calls,
+    GraphCosts,
+    fit_graph_costs,
+    mean_graph_costs,
+)
 from flopcast.roofline.step.timeline import QUEUE_DEPTH
 from flopcast.roofline.stream.compiled.launches import Graph
 from studies.command import parser_of
@@ -111,11 +120,12 @@ def recorded_phases(host: HostCosts | None = None) -> dict[str, list[Phase]]:
         for mode, times in timed.items():
             seconds = {phase: median(times[f"{phase}_seconds"]) for phase in ("forward", "backward", "optimizer")}
             zero_grad = max(optimizer - seconds["optimizer"], 0.0)
-            forward = calls_of([graph for graph in graphs if not graph.is_backward])
-            backward = calls_of([graph for graph in graphs if graph.is_backward])
+            forward = calls_of([graph for graph in graphs if not graph.is_backward], mode)
+            backward = calls_of([graph for graph in graphs if graph.is_backward], mode)
             found[mode].append(Phase(case.name, forward, max(seconds["forward"] - zero_grad, 0.0)))
             spent = seconds["forward"] + seconds["backward"]
-            has_waited = mode == "compile" and forward.launches + backward.launches > QUEUE_DEPTH and busy > spent
+            launched = sum(len(graph.launches) for graph in graphs)
+            has_waited = mode == "compile" and launched > QUEUE_DEPTH and busy > spent
             if not has_waited:
                 found[mode].append(Phase(case.name, backward, seconds["backward"]))
     return found
@@ -141,9 +151,20 @@ def optimizer_seconds(graphs: Sequence[Graph], host: HostCosts) -> float:
     return host.optimizer["fixed"] + host.seconds("optimizer", "launch", launches=2, tensors=6 * tensors)
 
 
-def calls_of(graphs: Sequence[Graph]) -> Calls:
+def calls_of(graphs: Sequence[Graph], mode: str) -> Calls:
     backward = sum(graph.is_backward for graph in graphs)
-    return Calls(sum(len(graph.launches) for graph in graphs), len(graphs) - backward, backward)
+    launches = sum(len(graph.launches) if mode == "compile-graphs" else worth(graph) for graph in graphs)
+    return Calls(launches, len(graphs) - backward, backward)
+
+
+def worth(graph: Graph) -> float:
+    """The launches that a graph costs, with those that its tensors or gradients and its heavier calls do."""
+    gradients = sum(name != "None" for name in graph.outputs)
+    found = len(graph.launches) + (GRADIENT * gradients if graph.is_backward else GIVEN * len(graph.inputs))
+    for launch in graph.launches:
+        heavier = HEAVIER_CALLS.get("aten." + launch.name.removeprefix("aten."), (0.0, 0.0))
+        found += heavier[0 if not launch.operands or launch.operands[0].is_contiguous else 1]
+    return found
 
 
 def fitted(phases: Sequence[Phase]) -> GraphCosts:

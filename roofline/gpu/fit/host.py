@@ -93,7 +93,7 @@ def _fit_process(
     machine_host: Host,
     warnings: list[str],
 ) -> HostCosts | None:
-    compiled = _compiled(rows)
+    compiled = _compiled(rows, counts)
     rows = [row for row in rows if mode_of(row["key"]) == "eager"]
     launch = ceilings["launch"].value if "launch" in ceilings else None
     cpu = str(machine_host.get("cpu", ""))
@@ -136,8 +136,9 @@ def _fit_process(
     return replace(costs.scaled(steady_ratio(rows)), compiled=compiled)
 
 
-def _compiled(rows: Sequence[FitRow]) -> dict[str, GraphCosts]:
-    """What the graphs of compiled tiny models cost the host, by mode; a mode without both phases has none."""
+def _compiled(rows: Sequence[FitRow], beside: Mapping[str, Mapping[str, float]]) -> dict[str, GraphCosts]:
+    """What the graphs of compiled tiny models cost the host, by mode; a mode without both phases has none. `beside`: by
+    row key what costs the host "beyond" the launches that the row counts, in launches."""
     found: dict[str, GraphCosts] = {}
     for mode in TORCH_MODES:
         own = [row for row in rows if mode_of(row["key"]) == mode and row.get("value")]
@@ -147,7 +148,8 @@ def _compiled(rows: Sequence[FitRow]) -> dict[str, GraphCosts]:
             if counts and phase in ("forward", "backward"):
                 graphs = counts.get("graph", 1.0)
                 entries = (graphs, 0.0) if phase == "forward" else (0.0, graphs)
-                measured.append((Calls(counts.get("launch", 0.0), *entries), warm_value(row)))
+                launches = counts.get("launch", 0.0) + beside.get(row["key"], {}).get("beyond", 0.0)
+                measured.append((Calls(launches, *entries), warm_value(row)))
         if len({bool(calls.forward) for calls, _ in measured}) == 2:
             models = ", ".join(sorted({row["key"].split("/")[1] for row in own}))
             fitted = fit_graph_costs(measured, f"tiny models: {models}")

@@ -13,13 +13,16 @@ from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts, listed_tensors
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.models import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY, make_config
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.op_stream import Stream, packet
+
+_ATTENTION, _PICKED = "flopcast.attention", "aten._scaled_dot_product_cudnn_attention"  # traced for any GPU; compiled
 
 
 def host_plan(device_type: str) -> HostPlan:
@@ -92,12 +95,28 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
 
 
 def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]:
-    """`count_ops` by the key of the plan's measurement rows, as `rows.fit` takes them."""
-    return {
+    """`count_ops` by the key of the plan's measurement rows, as `rows.fit` takes them; on a GPU with what compiled
+    models have beyond the launches that their rows count."""
+    found = {
         plan.row_key(depth, phase): counts
         for depth, stream in plan_streams(plan, device_type).items()
         for phase, counts in count_ops(stream).items()
     }
+    for compiled in compiled_host_plans() if device_type != "cpu" else ():
+        if compiled.mode == "compile":
+            for depth, stream in plan_streams(compiled, device_type).items():
+                for phase in ("forward", "backward"):
+                    found[compiled.row_key(depth, phase)] = {"beyond": beyond_launches(stream, phase)}
+    return found
+
+
+def beyond_launches(stream: Stream, phase: str) -> float:
+    """What costs the host beyond the launches of the graph of a phase, in launches, by the stream of the eager step: a
+    forward is given the parameters, buffers and inputs, a backward leaves the gradients."""
+    kinds, each = (("parameter", "buffer", "input"), GIVEN) if phase == "forward" else (("gradient",), GRADIENT)
+    names = (packet(op.name) for op in stream.ops if op.phase == phase)
+    heavier = sum(HEAVIER_CALLS.get(name.replace(_ATTENTION, _PICKED), (0.0,))[0] for name in names)
+    return each * sum(storage.kind in kinds for storage in stream.storages) + heavier
 
 
 def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[FitRow]) -> HostCosts | None:

@@ -11,11 +11,25 @@ from flopcast.bounds import Deviation, NonNegative
 
 MODES = ("compile", "compile-graphs")
 
+# What the host spends beside a launch of a graph's code, in launches: on each tensor that a forward is given, a
+# parameter, a buffer or an input (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
+# a backward leaves (autograd's engine). `python -m studies.calls.compiled`, of stacks of layers and tiny models.
+GIVEN, GRADIENT = 0.52, 0.69
+
+# Launches that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC; the same study.
+# Attention was measured of cuDNN, which torch picks on an H200.
+_ATTENTION = [f"aten._scaled_dot_product_{kind}_attention" for kind in ("cudnn", "flash", "efficient")]
+HEAVIER_CALLS = {
+    "aten.convolution": (1.6, 0.2), "aten.convolution_backward": (1.9, 1.9), **dict.fromkeys(_ATTENTION, (4.2, 4.2)),
+    **{f"{name}_backward": (3.8, 3.8) for name in _ATTENTION},
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Host seconds in one mode. `launch`: for each launch of a graph's code, a generated kernel or a call of a library;
-    with CUDA graphs for each node of the graph that is replayed. `forward`: once for each graph that a forward enters
+    """Host seconds in one mode. `launch`: for each launch of a graph's code, a generated kernel or a call of a library,
+    of which some cost several (HEAVIER_CALLS), as tensors and gradients do (GIVEN, GRADIENT); with CUDA graphs for each
+    node of the graph that is replayed, whatever it is. `forward`: once for each graph that a forward enters
     (dynamo's guards and frame, AOTAutograd's wrapper), `backward` for each that a backward does (autograd's engine).
 
     `sigma`: standard deviation of the log of another process's, or machine's, costs about them; steps of another kind
@@ -45,7 +59,7 @@ class GraphCosts:
 
 
 class Calls(NamedTuple):
-    """How often a phase enters graphs, and the launches in them."""
+    """How often a phase enters graphs, and the launches in them, with what else costs as much as launches do."""
 
     launches: float
     forward: float
