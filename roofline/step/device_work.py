@@ -22,8 +22,16 @@ from flopcast.roofline.gpu.library.attention_dropout import plain, with_dropout
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
+from flopcast.roofline.gpu.profile import host_graphs
 from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
-from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, GraphCosts
+from flopcast.roofline.gpu.profile.host_graphs import (
+    GIVEN,
+    GIVEN_ALONE,
+    GRADIENT,
+    HEAVIER_CALLS,
+    GraphCosts,
+    is_dense_nchw,
+)
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory.allocator import rounded
@@ -54,18 +62,18 @@ WITHOUT_GRADIENTS = 0.82
 
 # The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
 # a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
-PIECE_SHARE = 0.75
+PIECE_SHARE = 0.77
 
 # The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
 # engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
-# H200s: 0.18 to 0.36 and 0.11 to 0.20; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
-FURTHER_GRAPH = {"compile": (0.26, 0.16), "compile-graphs": (0.30, 0.18)}
+# H200s: 0.19 to 0.39 and 0.10 to 0.17; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
+FURTHER_GRAPH = {"compile": (0.29, 0.14), "compile-graphs": (0.30, 0.18)}
 
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
 # and the wait for the numbers of rows. From tiny mixtures of experts of `studies.calls.breaks`, the mean of both modes,
-# whose processes lie far apart: 23 to 63 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
+# whose processes lie far apart: 21 to 62 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
 GROUP_BY_GROUP = (28.0, 5.0)
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
@@ -74,7 +82,7 @@ GROUP_BY_GROUP = (28.0, 5.0)
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
 
-_GIVEN = ("parameter", "buffer", "input")  # kinds of storages that the graph of a forward is given
+_GIVEN = ("parameter", "buffer", "input", "cache")  # kinds of storages that the graph of a forward is given
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
@@ -292,8 +300,11 @@ def device_work(
             known[key] = one
     if calls := stream.meta.get("graphs"):
         mode = stream.meta["mode"]
-        worth = [1.0] * len(timed) if mode == "compile-graphs" else launches_worth(stream)
-        timed = _in_graphs(timed, calls, host.graph_costs(mode), mode == "compile-graphs", _shares(stream, calls), worth)
+        costs, is_captured = host.graph_costs(mode), mode == "compile-graphs"
+        worth = [1.0] * len(timed) if is_captured else launches_worth(stream)
+        if not (is_captured or any(op.phase == "backward" for op in stream.ops)):
+            costs = costs.scaled(host_graphs.WITHOUT_GRADIENTS)
+        timed = _in_graphs(timed, calls, costs, is_captured, _shares(stream, calls), worth)
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -352,18 +363,22 @@ def launches_worth(stream: Stream) -> list[float]:
     """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
     graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
     found = [1.0] * len(stream.ops)
+    given = GIVEN if any(op.phase == "backward" for op in stream.ops) else GIVEN_ALONE
     for _, first, last in stream.meta["graphs"]:
         seen: set[int] = set()
         for i in range(first, last + 1):
             op = stream.ops[i]
-            heavier = HEAVIER_CALLS.get(packet(op.name), (0.0, 0.0))
-            found[i] += heavier[0 if stream.tensors[op.inputs[0]].operand.is_contiguous else 1] if op.inputs else 0.0
+            if heavier := HEAVIER_CALLS.get(packet(op.name)):
+                first_two = (stream.tensors[tensor].operand for tensor in op.inputs[:2])
+                found[i] += heavier[0 if is_dense_nchw(*first_two) else 1]
             is_forward = op.phase == "forward"
             touched = op.inputs if is_forward else (*op.outputs, *(op.inputs[place] for place in op.written))
             new = {stream.tensors[tensor].storage for tensor in touched} - seen
             seen |= new
             kinds = [stream.storages[storage].kind for storage in new]
-            found[i] += GIVEN * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
+            found[i] += (
+                given * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
+            )
     return found
 
 

@@ -22,15 +22,14 @@ def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitRe
     found = found or cards.read_folder(folder)
     machine = found.machine
     kind = machine["device"]["type"]
-    plan = host_calibration.host_plan(kind)
     promoted, n_promoted = measured_model.promote(found.rows, measured_model.kept(found.home), machine)
     rows = cast("list[FitRow]", promoted)
     warnings = list(found.warnings)
     if n_promoted:
         warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")
-    profile, quality = fit_rows(
-        rows, machine, counts=host_calibration.host_counts(plan, kind), warnings=warnings, name=str(folder)
-    )
+    counts = host_calibration.calibration_counts(kind)
+    profile, quality = fit_rows(rows, machine, counts=counts, warnings=warnings, name=str(folder))
     if kind == "cpu":
+        plan = host_calibration.host_plan(kind)
         profile = profile.with_host(host_calibration.synchronous_host(profile, plan, rows) or profile.host)
     return cards.with_cards(coverage.with_sources(profile, found.home, rows), found), quality

@@ -18,7 +18,7 @@ from typing import cast
 from flopcast.microbench.recipe.plans import HostPlan
 from flopcast.microbench.records.rows import HostRow, Row, merged
 from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
-from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan
+from flopcast.roofline.gpu.fit.host_calibration import calibration_counts, host_plan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -90,7 +90,7 @@ def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None,
     if not sessions or kind == "cpu":
         return {}
     plan = host_plan(kind)
-    counts = host_counts(plan, kind)
+    counts = calibration_counts(kind)
     cpu = profile.host.cpu if profile.host is not None else ""
     found: dict[str | None, RunHost] = {}
     for session, by_key in sessions.items():

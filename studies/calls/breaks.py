@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from flopcast.microbench.recipe.compiling import FIRST_STEPS, compile_model, graphs_run, phase_counts
 from flopcast.microbench.recipe.settings import TORCH_MODES, Recipe
 from flopcast.microbench.recipe.training_step import build
+from flopcast.roofline.gpu.fit.host_calibration import beyond_launches
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.gpu.profile.host_graphs import MODES
@@ -215,11 +216,19 @@ def pace(found: dict[str, Any], mode: str) -> float:
     """How much longer the process's whole Qwen3s took than the shipped host's costs make of them."""
     costs = default_host().graph_costs(mode)
     measured = forecast = 0.0
-    for phases in found["qwen3"].values():
+    for depth, phases in found["qwen3"].items():
         for phase, told in phases.items():
             measured += median(told["seconds"])
-            forecast += costs.launch * told["launch"] + costs.entry(phase)
+            beyond = beyond_of_qwen3(int(depth), phase) if mode == "compile" else 0.0
+            forecast += costs.launch * (told["launch"] + beyond) + costs.entry(phase)
     return measured / forecast
+
+
+@cache
+def beyond_of_qwen3(depth: int, phase: str) -> float:
+    """What the graph of a tiny Qwen3 costs beyond its launches, in launches."""
+    run = Run(batch=BATCH, seq=SEQ)
+    return beyond_launches(get_stream(with_depth(MODELS["qwen3"], depth), run.traced_on("cuda")), phase)
 
 
 def launch_seconds(found: dict[str, Any], phase: str) -> float:

@@ -4,8 +4,12 @@
     python -m studies.calls.compiled               what the committed processes say
 
 Stacks of two depths of each kind of layer, compiled as a whole with their loss, under autocast in bf16; tiny Qwen3s,
-which calibrate a host; and whole image models. They take turns, on an idle device. OUT.json gets by name and depth the
-seconds of each phase and round, what its graphs launch there by kind, and the tensors that the graphs are given.
+which calibrate a host; and models that are held out, image models whole; some also without a backward. They take turns,
+on an idle device. OUT.json gets by name and depth the seconds of each phase and round, what its graphs launch there by
+kind, and the tensors that the graphs are given.
+
+Of each process what a launch costs, a tensor given, a gradient and the calls of some libraries is fitted to the stacks
+and the Qwen3s. The means of five processes, over a launch, are the constants of `gpu.profile.host_graphs`.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import gc
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +31,26 @@ from torch import Tensor, nn
 from flopcast.microbench import zoo
 from flopcast.microbench.images import named
 from flopcast.microbench.recipe.compiling import FIRST_STEPS, compile_model, counts_of, graphs_run
+from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build, build_module
+from flopcast.roofline.gpu.profile.host_graphs import (
+    GIVEN,
+    GIVEN_ALONE,
+    GRADIENT,
+    HEAVIER_CALLS,
+    Calls,
+    fit_graph_costs,
+)
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from studies.calls.convolutions import CHANNELS, IMAGES, LAYERS, SIZE, TOKENS
 from studies.calls.turns import PHASES, Forward, in_turns
 from studies.command import parser_of
+from studies.imports import ROOT
 
 Made = tuple[nn.Module, Forward]  # a model, and what runs its forward
 
+FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"  # of two machines, three processes each
 DEPTHS = (4, 16)
 DEPTHS_OF_MODELS = (2, 6)
 
@@ -121,6 +137,27 @@ CONFIGS = {
 }
 
 
+# Calls of inference: models, and what is called of them.
+CALLS = {
+    f"{name}/{phase}": (config, phase)
+    for name, config in {
+        "qwen3": make_config(width=256, depth=2, vocab=1024),
+        "gpt2": load_config("gpt2") | {"vocab_size": 1024},
+        "llama": load_config("llama-3.2-1b") | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1024,
+                                                "num_attention_heads": 8, "num_key_value_heads": 2},
+    }.items()
+    for phase in ("prefill", "decode")
+}  # fmt: skip
+
+
+def of_call(config: Config, phase: str, depth: int, device: torch.device) -> Made:
+    recipe = Recipe(batch=2, precision="bf16", phase=phase, context=64, mode="compile")
+    step = build_inference(with_depth(config, depth), device, recipe)
+    model = with_own_code(step.model)
+    compile_model(step, "compile")
+    return without_gradients((model, step.run))
+
+
 def _vit(depth: int) -> zoo.ModuleAndBatch:
     return zoo.vit_b16(batch=2, size=64, layers=depth, width=128)
 
@@ -149,7 +186,7 @@ def without_gradients(made: Made) -> Made:
     def called() -> Tensor:
         with torch.no_grad():
             loss = forward()
-        return loss + nothing
+        return loss.sum() + nothing
 
     return model, called
 
@@ -183,6 +220,8 @@ def builders(device: torch.device) -> dict[str, dict[int, Callable[[], Made]]]:
             depth: _composed(partial(of_config, config, batch, seq, depth, device)) for depth in DEPTHS_OF_MODELS
         }
         found[name] = {depth: partial(of_config, config, batch, seq, depth, device) for depth in DEPTHS_OF_MODELS}
+    for name, (config, phase) in CALLS.items():
+        found[name] = {depth: partial(of_call, config, phase, depth, device) for depth in DEPTHS_OF_MODELS}
     found["vit"] = {depth: partial(of_module, partial(_vit, depth), device) for depth in DEPTHS_OF_MODELS}
     for name in MODULES:
         factory = named(name)
@@ -246,11 +285,167 @@ def measured(device: torch.device, only: str = "") -> dict[str, Any]:
     }
 
 
+# --- what the committed processes say
+
+COSTS = (
+    "launch", "given", "gradient", "convolution", "convolution in NHWC", "convolution_backward", "attention",
+    "attention_backward", "forward", "backward",
+)  # fmt: skip
+FITTED = re.compile(r"^(?:conv|depthwise|norm|linear(?:-\w+)?|scale)/n[ch]|^qwen3$")  # names; all others are held out
+HELD_OUT = ("gpt2", "vit", *MODULES)
+_BESIDE = ("tensors", "checks", "made", "gradients")  # counted, but no launches
+_CUDNN = "_scaled_dot_product_cudnn_attention"
+
+
+class Row(NamedTuple):
+    """A phase of a stack or a model in one process: a layer more, or all of it; how often it has each of COSTS."""
+
+    name: str
+    phase: str
+    is_layer: bool
+    seconds: float
+    counts: tuple[float, ...]
+
+    def cost(self, costs: Sequence[float]) -> float:
+        """Its seconds by these costs."""
+        return sum(cost * count for cost, count in zip(costs, self.counts, strict=True))
+
+
+def rows_of(file: Path) -> list[Row]:
+    """The rows of one process: of each model its least depth, and what a layer adds."""
+    found = []
+    for name, by_depth in json.loads(file.read_text()).items():
+        depths = sorted(by_depth, key=int)
+        for phase in PHASES:
+            few, many = by_depth[depths[0]][phase], by_depth[depths[-1]][phase]
+            seconds = median(few["seconds"])
+            counts = counted(name, phase, few["launched"])
+            found.append(Row(name, phase, False, seconds, counts))
+            if len(depths) > 1:
+                layers = int(depths[-1]) - int(depths[0])
+                more = counted(name, phase, many["launched"])
+                added = tuple((high - low) / layers for low, high in zip(counts, more, strict=True))
+                found.append(Row(name, phase, True, (median(many["seconds"]) - seconds) / layers, added))
+    return found
+
+
+def counted(name: str, phase: str, launched: Mapping[str, int]) -> tuple[float, ...]:
+    """How often a phase has each of COSTS. Depthwise convolutions, and all of models in NHWC, count as in NHWC."""
+    convolutions = launched.get("convolution", 0)
+    is_dense_nchw = "nhwc" not in name and not name.startswith(("depthwise", "convnext"))
+    return (
+        sum(count for kind, count in launched.items() if kind not in _BESIDE),
+        launched.get("tensors", 0) if phase == "forward" else 0,
+        launched.get("gradients", 0) if phase == "backward" else 0,
+        convolutions if is_dense_nchw else 0, 0 if is_dense_nchw else convolutions,
+        launched.get("convolution_backward", 0), launched.get(_CUDNN, 0), launched.get(f"{_CUDNN}_backward", 0),
+        phase == "forward", phase == "backward",
+    )  # fmt: skip
+
+
+def fitted(rows: Iterable[Row]) -> tuple[float, ...]:
+    """Seconds of each of COSTS by the rows of FITTED: the sum of squared relative errors is least."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    own = [row for row in rows if FITTED.search(row.name)]
+    shares = np.array([row.counts for row in own], float) / np.array([row.seconds for row in own])[:, None]
+    return tuple(map(float, nnls(shares, np.ones(len(own)))[0]))
+
+
+def files() -> list[Path]:
+    """Those of all processes, of two machines."""
+    return sorted(FOLDER.glob("*/*.json"))
+
+
+def in_launches() -> dict[str, list[float]]:
+    """By cost its seconds over a launch's, of each process that can tell it: one that ran all but a few kinds."""
+    found: dict[str, list[float]] = {cost: [] for cost in COSTS}
+    for file in files():
+        rows = [row for row in rows_of(file) if FITTED.search(row.name)]
+        if not any(row.name.startswith("scale") for row in rows):
+            continue
+        costs = fitted(rows)
+        for place, cost in enumerate(COSTS):
+            if any(row.counts[place] for row in rows):
+                found[cost].append(costs[place] / costs[0])
+    return found
+
+
+class Alone(NamedTuple):
+    """A layer of a forward that no backward follows, over one of a forward that autograd records, in the launches that
+    both are worth; and of entering the graph."""
+
+    layer: float
+    entry: float
+
+
+def alone(file: Path, name: str) -> Alone:
+    """Of a stack or model of one process that ran both, by the constants that ship."""
+    rows = {(row.name, row.is_layer): row for row in rows_of(file) if row.phase == "forward"}
+    recorded = name if (name, True) in rows else f"{name}/nchw"
+
+    def worth(row: Row, given: float) -> float:
+        return row.counts[0] + given * row.counts[1] + HEAVIER_CALLS[f"aten.{_CUDNN}"][0] * row.counts[6]
+
+    low = DEPTHS_OF_MODELS[0] if name in CONFIGS else DEPTHS[0]
+    layers = rows[f"{name}/{NO_GRADIENTS}", True], rows[recorded, True]
+    wholes = rows[f"{name}/{NO_GRADIENTS}", False], rows[recorded, False]
+    units = [layer.seconds / worth(layer, given) for layer, given in zip(layers, (GIVEN_ALONE, GIVEN), strict=True)]
+    entries = [whole.seconds - low * layer.seconds for whole, layer in zip(wholes, layers, strict=True)]
+    return Alone(units[0] / units[1], entries[0] / entries[1])
+
+
+def of_calibrated(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
+    """Errors of whole models that were held out, by the constants that ship and a host that the process's Qwen3s
+    calibrate, as a user's is."""
+    worth = (
+        1.0, GIVEN, GRADIENT, *HEAVIER_CALLS["aten.convolution"], HEAVIER_CALLS["aten.convolution_backward"][0],
+        HEAVIER_CALLS[f"aten.{_CUDNN}"][0], HEAVIER_CALLS[f"aten.{_CUDNN}_backward"][0], 0.0, 0.0,
+    )  # fmt: skip
+
+    def calls(row: Row) -> Calls:
+        return Calls(row.cost(worth), *row.counts[-2:])
+
+    qwen3 = {(row.phase, row.is_layer): row for row in rows if row.name == "qwen3"}
+    measured = []
+    for phase in PHASES:
+        low, layer = qwen3[phase, False], qwen3[phase, True]
+        more = DEPTHS_OF_MODELS[1] - DEPTHS_OF_MODELS[0]
+        counts = tuple(few + more * each for few, each in zip(low.counts, layer.counts, strict=True))
+        high = low._replace(seconds=low.seconds + more * layer.seconds, counts=counts)
+        measured += [(calls(row), row.seconds) for row in (low, high)]
+    costs = fit_graph_costs(measured)
+    return {
+        (row.name, row.phase): costs.seconds(calls(row)) / row.seconds - 1
+        for row in rows
+        if row.name in HELD_OUT and not row.is_layer
+    }
+
+
+def tell() -> None:
+    for cost, values in in_launches().items():
+        told = ", ".join(f"{value:.2f}" for value in values)
+        print(f"{cost}: {fmean(values):.2f} launches ({told})")
+    for file in files():
+        if file.parent.name == "2":
+            each = {name: alone(file, name) for name in (*INFERRED, *CONFIGS)}
+            told = ", ".join(f"{name} {found.layer:.2f} and {found.entry:.2f}" for name, found in each.items())
+            print(f"{file.parent.name}/{file.stem}, without gradients, a layer and entering: {told}")
+        errors = ", ".join(
+            f"{name} {phase} {error:+.0%}" for (name, phase), error in of_calibrated(rows_of(file)).items()
+        )
+        print(f"{file.parent.name}/{file.stem}, held out: {errors}")
+
+
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--only", default="", help="a regular expression of names")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--only", default="", help="a regular expression of the names to measure")
     given = parser.parse_args()
+    if given.out is None:
+        tell()
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given.out.write_text(json.dumps(measured(device, given.only)))
 

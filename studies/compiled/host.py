@@ -31,6 +31,7 @@ from flopcast.roofline.gpu.profile.host_graphs import (
     Calls,
     GraphCosts,
     fit_graph_costs,
+    is_dense_nchw,
     mean_graph_costs,
 )
 from flopcast.roofline.step.timeline import QUEUE_DEPTH
@@ -162,8 +163,8 @@ def worth(graph: Graph) -> float:
     gradients = sum(name != "None" for name in graph.outputs)
     found = len(graph.launches) + (GRADIENT * gradients if graph.is_backward else GIVEN * len(graph.inputs))
     for launch in graph.launches:
-        heavier = HEAVIER_CALLS.get("aten." + launch.name.removeprefix("aten."), (0.0, 0.0))
-        found += heavier[0 if not launch.operands or launch.operands[0].is_contiguous else 1]
+        if heavier := HEAVIER_CALLS.get("aten." + launch.name.removeprefix("aten.")):
+            found += heavier[0 if is_dense_nchw(*launch.operands[:2]) else 1]
     return found
 
 

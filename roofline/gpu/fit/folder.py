@@ -32,7 +32,7 @@ def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
     found = found or read_folder(folder)
     kind = found.machine["device"]["type"]
     usable = [row for row in found.rows if row["status"] == "ok"]
-    counts = host_calibration.host_counts(host_calibration.host_plan(kind), kind)
+    counts = host_calibration.calibration_counts(kind)
     host = fit_host(usable, counts, ceilings_of(usable), found.machine.get("host", {}), [])
     if host is None:
         raise DataError(f"{folder} holds no host costs: `flopcast bench --suite host --out {folder}` measures them")

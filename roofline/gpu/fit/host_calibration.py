@@ -94,20 +94,28 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
     return {phase: dict(kinds) for phase, kinds in counts.items()}
 
 
+def calibration_counts(device_type: str) -> dict[str, dict[str, float]]:
+    """`host_counts` of all models that calibrate the host of a device."""
+    plans = [host_plan(device_type), *(compiled_host_plans() if device_type != "cpu" else ())]
+    return {key: counts for plan in plans for key, counts in host_counts(plan, device_type).items()}
+
+
 def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]:
-    """`count_ops` by the key of the plan's measurement rows, as `rows.fit` takes them; on a GPU with what compiled
-    models have beyond the launches that their rows count."""
-    found = {
+    """Counts by the key of the plan's measurement rows, as `rows.fit` takes them: `count_ops`, or of compiled models,
+    whose rows count the launches, what costs the host "beyond" them."""
+    if plan.mode == "compile-graphs":
+        return {}
+    if plan.mode == "compile":
+        return {
+            plan.row_key(depth, phase): {"beyond": beyond_launches(stream, phase)}
+            for depth, stream in plan_streams(plan, device_type).items()
+            for phase in ("forward", "backward")
+        }
+    return {
         plan.row_key(depth, phase): counts
         for depth, stream in plan_streams(plan, device_type).items()
         for phase, counts in count_ops(stream).items()
     }
-    for compiled in compiled_host_plans() if device_type != "cpu" else ():
-        if compiled.mode == "compile":
-            for depth, stream in plan_streams(compiled, device_type).items():
-                for phase in ("forward", "backward"):
-                    found[compiled.row_key(depth, phase)] = {"beyond": beyond_launches(stream, phase)}
-    return found
 
 
 def beyond_launches(stream: Stream, phase: str) -> float:

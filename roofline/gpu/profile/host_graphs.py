@@ -8,21 +8,31 @@ from math import hypot
 from typing import NamedTuple
 
 from flopcast.bounds import Deviation, NonNegative
+from flopcast.kernels.shapes import Operand
 
 MODES = ("compile", "compile-graphs")
 
 # What the host spends beside a launch of a graph's code, in launches: on each tensor that a forward is given, a
-# parameter, a buffer or an input (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
+# parameter, a buffer, an input or keys and values in a cache (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
 # a backward leaves (autograd's engine). `python -m studies.calls.compiled`, of stacks of layers and tiny models.
-GIVEN, GRADIENT = 0.52, 0.69
+GIVEN, GRADIENT = 0.52, 0.81
 
-# Launches that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC; the same study.
-# Attention was measured of cuDNN, which torch picks on an H200.
+# The first of a forward that no backward follows, and the host's time for such a one's launches and entry, over that of
+# one which autograd records; the same study, of tiny Qwen3s and GPT-2s.
+GIVEN_ALONE, WITHOUT_GRADIENTS = 0.2, 0.90
+
+# Launches that a call of these costs the host beyond one: the first where `is_dense_nchw`, else the second; the same
+# study. Attention was measured of cuDNN, which torch picks on an H200.
 _ATTENTION = [f"aten._scaled_dot_product_{kind}_attention" for kind in ("cudnn", "flash", "efficient")]
 HEAVIER_CALLS = {
-    "aten.convolution": (1.6, 0.2), "aten.convolution_backward": (1.9, 1.9), **dict.fromkeys(_ATTENTION, (4.2, 4.2)),
-    **{f"{name}_backward": (3.8, 3.8) for name in _ATTENTION},
+    "aten.convolution": (1.8, 0.2), "aten.convolution_backward": (2.7, 2.7), **dict.fromkeys(_ATTENTION, (4.4, 4.4)),
+    **{f"{name}_backward": (3.6, 3.6) for name in _ATTENTION},
 }  # fmt: skip
+
+
+def is_dense_nchw(images: Operand, weights: Operand) -> bool:
+    """Whether a convolution of these takes each channel of images in the layout NCHW to each of its results."""
+    return images.is_contiguous and (len(weights.shape) < 2 or weights.shape[1] > 1)
 
 
 @dataclass(frozen=True)

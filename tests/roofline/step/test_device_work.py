@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import hypot, inf
@@ -17,7 +18,7 @@ from flopcast.kernels.shapes import Attention, Operand
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
-from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import CHECKPOINTED, HEAVIER, backend_of, device_work, l2_shares
 from flopcast.roofline.step.priced_step import PricedStep
@@ -172,7 +173,8 @@ def test_attention_that_lacks_a_kernel_for_narrow_values_is_refused(attention: s
 def test_graphs_cost_the_host_their_launches_and_entries(
     tiny: dict[str, Any], traced: Tracing, profile: Profile, mode: str
 ) -> None:
-    """Of a stream whose forward is one compiled graph and the backward two; the rest of the step is eager."""
+    """Of a stream whose forward is one compiled graph and the backward two; the rest of the step is eager. Launched one
+    by one, tensors that the forward is given and gradients cost, too."""
     eager = traced(tiny)
     phases = [op.phase for op in eager.ops]
     forward, both = phases.count("forward"), phases.index("optimizer")
@@ -183,8 +185,14 @@ def test_graphs_cost_the_host_their_launches_and_entries(
     host = replace(profile.host, compiled={mode: costs})
     items, before = (device_work(one, Run(), profile, host) for one in (stream, eager))
     charged = {phase: sum(i.host_seconds for i in items if i.phase == phase) for phase in PHASES}
-    assert charged["forward"] == pytest.approx(forward * 1e-6 + 1e-3)
-    assert charged["backward"] == pytest.approx((both - forward) * 1e-6 + 2 * 2e-3)
+    read = {eager.tensors[tensor].storage for op in eager.ops[:forward] for tensor in op.inputs}
+    kinds = Counter(eager.storages[storage].kind for storage in read)
+    assert kinds["parameter"] > 20
+    handed = 0.0 if mode == "compile-graphs" else GIVEN * (kinds["parameter"] + kinds["buffer"] + kinds["input"])
+    made = sum(storage.kind == "gradient" for storage in eager.storages)
+    gradients = 0.0 if mode == "compile-graphs" else GRADIENT * made
+    assert charged["forward"] == pytest.approx((forward + handed) * 1e-6 + 1e-3)
+    assert charged["backward"] == pytest.approx((both - forward + gradients) * 1e-6 + 2 * 2e-3)
     assert items[both:] == before[both:]
     replays = [1] * forward + [2] * (both - 8 - forward) + [3] * 8
     assert [i.replay for i in items[:both]] == (replays if mode == "compile-graphs" else [0] * both)

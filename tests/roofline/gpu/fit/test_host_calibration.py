@@ -13,6 +13,7 @@ from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.fit.host_calibration import count_ops, host_counts, host_plan, synchronous_host
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
@@ -45,9 +46,16 @@ def test_counts_grow_by_the_layer(tiny: dict[str, Any], traced: Tracing) -> None
 
 
 def test_counts_by_row(tiny: dict[str, Any]) -> None:
-    plan = HostPlan(model="m", configs={2: with_depth(tiny, 2), 3: tiny}, batch=2, seq=32)
+    plan = HostPlan(model="m", configs={5: with_depth(tiny, 5), 4: with_depth(tiny, 4)}, batch=2, seq=32)
     counts = host_counts(plan, "cuda")
-    assert set(counts) == {f"host/m/depth{depth}/{phase}" for depth in (2, 3) for phase in PHASES}
+    assert set(counts) == {f"host/m/depth{depth}/{phase}" for depth in (4, 5) for phase in PHASES}
+    compiled = host_counts(replace(plan, mode="compile"), "cuda")
+    for phase in ("forward", "backward"):  # of a layer: its eleven weights or their gradients, and its attention
+        four, five = (compiled[f"host/m/depth{depth}/{phase}"]["beyond"] for depth in (4, 5))
+        each, suffix = (GIVEN, "") if phase == "forward" else (GRADIENT, "_backward")
+        attention = HEAVIER_CALLS[f"aten._scaled_dot_product_cudnn_attention{suffix}"][0]
+        assert five - four == pytest.approx(11 * each + attention)
+    assert host_counts(replace(plan, mode="compile-graphs"), "cuda") == {}  # a replay launches its nodes at once
 
 
 @pytest.fixture

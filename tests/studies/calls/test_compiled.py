@@ -1,0 +1,54 @@
+"""What tensors, gradients and libraries cost the host of compiled graphs is what tiny models were measured to."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import fmean, median
+
+import pytest
+
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GIVEN_ALONE, GRADIENT, HEAVIER_CALLS, WITHOUT_GRADIENTS
+from studies.calls.compiled import CONFIGS, FOLDER, INFERRED, alone, files, in_launches, of_calibrated, rows_of
+
+ALONE = sorted((FOLDER / "2").glob("*.json"))  # processes that ran forwards without a backward, too
+
+
+@cache
+def told() -> dict[str, float]:
+    return {cost: fmean(values) for cost, values in in_launches().items()}
+
+
+@pytest.mark.parametrize(("cost", "launches"), [
+    ("launch", 1.0), ("given", GIVEN), ("gradient", GRADIENT),
+    ("convolution", HEAVIER_CALLS["aten.convolution"][0]),
+    ("convolution in NHWC", HEAVIER_CALLS["aten.convolution"][1]),
+    ("convolution_backward", HEAVIER_CALLS["aten.convolution_backward"][0]),
+    ("attention", HEAVIER_CALLS["aten._scaled_dot_product_cudnn_attention"][0]),
+    ("attention_backward", HEAVIER_CALLS["aten._scaled_dot_product_cudnn_attention_backward"][0]),
+])  # fmt: skip
+def test_what_costs_launches_costs_as_many_as_were_measured(cost: str, launches: float) -> None:
+    assert told()[cost] == pytest.approx(launches, abs=0.06)
+
+
+def test_a_forward_without_a_backward_costs_what_was_measured() -> None:
+    models = [alone(file, name) for file in ALONE for name in CONFIGS]
+    assert fmean(each.layer for each in models) == pytest.approx(WITHOUT_GRADIENTS, abs=0.01)
+    assert fmean(each.entry for each in models) == pytest.approx(WITHOUT_GRADIENTS, abs=0.06)
+    stacks = [alone(file, name).layer for file in ALONE for name in INFERRED]
+    assert median(stacks) == pytest.approx(WITHOUT_GRADIENTS, abs=0.06)
+    assert GIVEN_ALONE < GIVEN  # without the wrappers of autograd
+
+
+def test_models_held_out_cost_what_their_launches_do() -> None:
+    """By a host that tiny Qwen3s of the same process calibrate. Of ConvNeXt the forward tells nothing: on images of two
+    pixels a side, as its last layers see, cuDNN launches a kernel for each channel."""
+    errors = [
+        error
+        for file in files()
+        for (name, phase), error in of_calibrated(rows_of(file)).items()
+        if not (name.startswith("convnext") and phase == "forward")
+    ]
+    assert len(errors) == 34
+    assert median(map(abs, errors)) < 0.10
+    assert max(map(abs, errors)) < 0.36
+    assert abs(fmean(errors)) < 0.02
