@@ -22,13 +22,12 @@ from flopcast.roofline.gpu.library.attention_dropout import plain, with_dropout
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
-from flopcast.roofline.gpu.profile import host_graphs
 from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
 from flopcast.roofline.gpu.profile.host_graphs import (
     GIVEN,
-    GIVEN_ALONE,
     GRADIENT,
     HEAVIER_CALLS,
+    INFERRED,
     GraphCosts,
     is_dense_nchw,
 )
@@ -82,7 +81,7 @@ GROUP_BY_GROUP = (28.0, 5.0)
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
 
-_GIVEN = ("parameter", "buffer", "input", "cache")  # kinds of storages that the graph of a forward is given
+_GIVEN = ("parameter", "buffer", "input")  # kinds of storages that the graph of a forward is given
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
@@ -302,8 +301,6 @@ def device_work(
         mode = stream.meta["mode"]
         costs, is_captured = host.graph_costs(mode), mode == "compile-graphs"
         worth = [1.0] * len(timed) if is_captured else launches_worth(stream)
-        if not (is_captured or any(op.phase == "backward" for op in stream.ops)):
-            costs = costs.scaled(host_graphs.WITHOUT_GRADIENTS)
         timed = _in_graphs(timed, calls, costs, is_captured, _shares(stream, calls), worth)
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
@@ -362,8 +359,9 @@ def _in_graphs(
 def launches_worth(stream: Stream) -> list[float]:
     """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
     graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
+    if not any(op.phase == "backward" for op in stream.ops):
+        return [INFERRED] * len(stream.ops)
     found = [1.0] * len(stream.ops)
-    given = GIVEN if any(op.phase == "backward" for op in stream.ops) else GIVEN_ALONE
     for _, first, last in stream.meta["graphs"]:
         seen: set[int] = set()
         for i in range(first, last + 1):
@@ -377,7 +375,7 @@ def launches_worth(stream: Stream) -> list[float]:
             seen |= new
             kinds = [stream.storages[storage].kind for storage in new]
             found[i] += (
-                given * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
+                GIVEN * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
             )
     return found
 

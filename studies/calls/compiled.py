@@ -34,14 +34,7 @@ from flopcast.microbench.recipe.compiling import FIRST_STEPS, compile_model, cou
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build, build_module
-from flopcast.roofline.gpu.profile.host_graphs import (
-    GIVEN,
-    GIVEN_ALONE,
-    GRADIENT,
-    HEAVIER_CALLS,
-    Calls,
-    fit_graph_costs,
-)
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, Calls, fit_graph_costs
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from studies.calls.convolutions import CHANNELS, IMAGES, LAYERS, SIZE, TOKENS
 from studies.calls.turns import PHASES, Forward, in_turns
@@ -372,40 +365,29 @@ def in_launches() -> dict[str, list[float]]:
     return found
 
 
-class Alone(NamedTuple):
-    """A layer of a forward that no backward follows, over one of a forward that autograd records, in the launches that
-    both are worth; and of entering the graph."""
+# In launches, by the constants that ship, each of COSTS but entering.
+SHIPPED = (
+    1.0, GIVEN, GRADIENT, *HEAVIER_CALLS["aten.convolution"], HEAVIER_CALLS["aten.convolution_backward"][0],
+    HEAVIER_CALLS[f"aten.{_CUDNN}"][0], HEAVIER_CALLS[f"aten.{_CUDNN}_backward"][0], 0.0, 0.0,
+)  # fmt: skip
 
-    layer: float
-    entry: float
 
-
-def alone(file: Path, name: str) -> Alone:
-    """Of a stack or model of one process that ran both, by the constants that ship."""
-    rows = {(row.name, row.is_layer): row for row in rows_of(file) if row.phase == "forward"}
-    recorded = name if (name, True) in rows else f"{name}/nchw"
-
-    def worth(row: Row, given: float) -> float:
-        return row.counts[0] + given * row.counts[1] + HEAVIER_CALLS[f"aten.{_CUDNN}"][0] * row.counts[6]
-
-    low = DEPTHS_OF_MODELS[0] if name in CONFIGS else DEPTHS[0]
-    layers = rows[f"{name}/{NO_GRADIENTS}", True], rows[recorded, True]
-    wholes = rows[f"{name}/{NO_GRADIENTS}", False], rows[recorded, False]
-    units = [layer.seconds / worth(layer, given) for layer, given in zip(layers, (GIVEN_ALONE, GIVEN), strict=True)]
-    entries = [whole.seconds - low * layer.seconds for whole, layer in zip(wholes, layers, strict=True)]
-    return Alone(units[0] / units[1], entries[0] / entries[1])
+def alone(file: Path, name: str) -> float:
+    """What a launch costs in a layer of a model whose forward no backward follows, with all else that this costs: in
+    launches of a layer of a Qwen3's step, of which the rest is told apart."""
+    layers = [row for row in rows_of(file) if row.is_layer]
+    (own,) = (row for row in layers if row.name == f"{name}/{NO_GRADIENTS}" and row.phase == "forward")
+    qwen3 = [row for row in layers if row.name == "qwen3"]
+    launch = sum(row.seconds for row in qwen3) / sum(row.cost(SHIPPED) for row in qwen3)
+    return own.seconds / own.counts[0] / launch
 
 
 def of_calibrated(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """Errors of whole models that were held out, by the constants that ship and a host that the process's Qwen3s
     calibrate, as a user's is."""
-    worth = (
-        1.0, GIVEN, GRADIENT, *HEAVIER_CALLS["aten.convolution"], HEAVIER_CALLS["aten.convolution_backward"][0],
-        HEAVIER_CALLS[f"aten.{_CUDNN}"][0], HEAVIER_CALLS[f"aten.{_CUDNN}_backward"][0], 0.0, 0.0,
-    )  # fmt: skip
 
     def calls(row: Row) -> Calls:
-        return Calls(row.cost(worth), *row.counts[-2:])
+        return Calls(row.cost(SHIPPED), *row.counts[-2:])
 
     qwen3 = {(row.phase, row.is_layer): row for row in rows if row.name == "qwen3"}
     measured = []
@@ -429,9 +411,8 @@ def tell() -> None:
         print(f"{cost}: {fmean(values):.2f} launches ({told})")
     for file in files():
         if file.parent.name == "2":
-            each = {name: alone(file, name) for name in (*INFERRED, *CONFIGS)}
-            told = ", ".join(f"{name} {found.layer:.2f} and {found.entry:.2f}" for name, found in each.items())
-            print(f"{file.parent.name}/{file.stem}, without gradients, a layer and entering: {told}")
+            told = ", ".join(f"{name} {alone(file, name):.2f}" for name in CONFIGS)
+            print(f"{file.parent.name}/{file.stem}, a launch of a forward without gradients, in launches: {told}")
         errors = ", ".join(
             f"{name} {phase} {error:+.0%}" for (name, phase), error in of_calibrated(rows_of(file)).items()
         )

@@ -13,13 +13,13 @@ from flopcast.kernels.shapes import Operand
 MODES = ("compile", "compile-graphs")
 
 # What the host spends beside a launch of a graph's code, in launches: on each tensor that a forward is given, a
-# parameter, a buffer, an input or keys and values in a cache (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
+# parameter, a buffer or an input (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
 # a backward leaves (autograd's engine). `python -m studies.calls.compiled`, of stacks of layers and tiny models.
 GIVEN, GRADIENT = 0.52, 0.81
 
-# The first of a forward that no backward follows, and the host's time for such a one's launches and entry, over that of
-# one which autograd records; the same study, of tiny Qwen3s and GPT-2s.
-GIVEN_ALONE, WITHOUT_GRADIENTS = 0.2, 0.90
+# Launches that one of a graph of inference costs, its share of tensors and heavier calls included: the same study, of
+# forwards without gradients of tiny Qwen3s and GPT-2s. Calls with a cache were not measured apart.
+INFERRED = 1.34
 
 # Launches that a call of these costs the host beyond one: the first where `is_dense_nchw`, else the second; the same
 # study. Attention was measured of cuDNN, which torch picks on an H200.
