@@ -7,32 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.attention_config import HEAD_DIMS
 from flopcast.kernels.shapes import Attention, Call, Gemm
-from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.gpu.library.attention_band import with_band
 from flopcast.roofline.gpu.library.attention_dropout import plain, with_dropout
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
 from flopcast.roofline.gpu.profile.host import HostCosts, listed_tensors
-from flopcast.roofline.gpu.profile.host_graphs import (
-    GIVEN,
-    GRADIENT,
-    HEAVIER_CALLS,
-    INFERRED,
-    GraphCosts,
-    is_dense_nchw,
-)
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.step.graph_launches import GraphLaunch, graph_launches
 from flopcast.roofline.step.memory.allocator import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
@@ -59,16 +50,6 @@ HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
 # other calls in the first run of reports/nvidia-h200/inference, which no mending has seen, the host bounded seven.
 WITHOUT_GRADIENTS = 0.82
 
-# The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
-# a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
-PIECE_SHARE = 0.77
-
-# The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
-# layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
-# engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
-# H200s: 0.19 to 0.39 and 0.10 to 0.17; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
-FURTHER_GRAPH = {"compile": (0.29, 0.14), "compile-graphs": (0.30, 0.18)}
-
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
 # and the wait for the numbers of rows. From tiny mixtures of experts of `studies.calls.breaks`, the mean of both modes,
@@ -80,8 +61,6 @@ GROUP_BY_GROUP = (28.0, 5.0)
 # adapters (`python -m studies.calls.checkpoint`: 23.3 over 15.1 us). What the backward recomputes costs what a call of
 # the forward does (0.96 of it there).
 CHECKPOINTED = 1.54
-
-_GIVEN = ("parameter", "buffer", "input")  # kinds of storages that the graph of a forward is given
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
@@ -297,11 +276,7 @@ def device_work(
         timed.append(one)
         if not is_first and i not in waits:
             known[key] = one
-    if calls := stream.meta.get("graphs"):
-        mode = stream.meta["mode"]
-        costs, is_captured = host.graph_costs(mode), mode == "compile-graphs"
-        worth = [1.0] * len(timed) if is_captured else launches_worth(stream)
-        timed = _in_graphs(timed, calls, costs, is_captured, _shares(stream, calls), worth)
+    timed = _with_graphs(timed, graph_launches(stream, host)) if stream.meta.get("graphs") else timed
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -333,70 +308,16 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
     _kernel_times(works, backends, profile)
 
 
-def _in_graphs(
-    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool,
-    shares: Iterable[float], worth: Sequence[float],
-) -> list[TimedOp]:  # fmt: skip
-    """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
-    graph, costs the host. `calls`: of each call of a graph its label, first and last operation. `shares`: of the cost
-    of entering a graph, that of each of these. `worth`: of each operation, the launches that it costs."""
+def _with_graphs(ops: Sequence[TimedOp], inside: Mapping[int, GraphLaunch]) -> list[TimedOp]:
+    """Returns the operations, those in compiled graphs with what launching them there costs the host."""
     found = list(ops)
-    for number, ((_, first, last), share) in enumerate(zip(calls, shares, strict=True), 1):
-        replay = number if is_captured else 0
-        known: dict[tuple[int, float], TimedOp] = {}
-        for i in range(first, last + 1):
-            key = id(ops[i]), worth[i]
-            if key not in known:
-                known[key] = replace(ops[i], host_seconds=costs.launch * worth[i], replay=replay)
-            found[i] = known[key]
-        if first <= last:
-            entered = found[first].host_seconds + share * costs.entry(found[first].phase)
-            found[first] = replace(found[first], host_seconds=entered)
+    known: dict[tuple[int, GraphLaunch], TimedOp] = {}  # a layer's operations recur in every layer
+    for i, launch in inside.items():
+        key = id(ops[i]), launch
+        if key not in known:
+            known[key] = replace(ops[i], host_seconds=launch.host_seconds, replay=launch.replay)
+        found[i] = known[key]
     return found
-
-
-@once_per_stream
-def launches_worth(stream: Stream) -> list[float]:
-    """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
-    graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
-    if not any(op.phase == "backward" for op in stream.ops):
-        return [INFERRED] * len(stream.ops)
-    found = [1.0] * len(stream.ops)
-    for _, first, last in stream.meta["graphs"]:
-        seen: set[int] = set()
-        for i in range(first, last + 1):
-            op = stream.ops[i]
-            if heavier := HEAVIER_CALLS.get(packet(op.name)):
-                first_two = (stream.tensors[tensor].operand for tensor in op.inputs[:2])
-                found[i] += heavier[0 if is_dense_nchw(*first_two) else 1]
-            is_forward = op.phase == "forward"
-            touched = op.inputs if is_forward else (*op.outputs, *(op.inputs[place] for place in op.written))
-            new = {stream.tensors[tensor].storage for tensor in touched} - seen
-            seen |= new
-            kinds = [stream.storages[storage].kind for storage in new]
-            found[i] += (
-                GIVEN * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
-            )
-    return found
-
-
-def _shares(stream: Stream, calls: Iterable[tuple[str, int, int]]) -> Iterator[float]:
-    """Yields, by call of a graph, the share of the cost of entering a whole model's that entering it costs: the least
-    for those that follow in a phase in which graphs recur, as those of layers that break do. On several GPUs, where
-    hooks enter dynamo around each, what is left is counted in calls (`step.communication`)."""
-    for phase, entered in groupby(calls, lambda call: stream.ops[call[1]].phase):
-        labels = [label for label, _, _ in entered]
-        further = 1.0
-        if stream.meta.get("parallel") is None and len(set(labels)) < len(labels):
-            further = FURTHER_GRAPH[stream.meta["mode"]][phase == "backward"]
-        of_all = PIECE_SHARE if _is_cut(stream) else 1.0
-        yield from (of_all, *[of_all * further] * (len(labels) - 1))
-
-
-def _is_cut(stream: Stream) -> bool:
-    """Whether torch cut the step's graph at the buckets of DistributedDataParallel."""
-    told = stream.meta.get("parallel")
-    return told is not None and not Layout.parse(told["layout"]).is_fully_sharded
 
 
 def _waits_of_models(stream: Stream) -> set[int]:

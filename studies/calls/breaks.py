@@ -9,9 +9,9 @@ themselves. They take turns, on an idle device, under autocast in bf16. OUT.json
 each phase and round, and what its graphs launch (of "compile-graphs", whose replays do not tell, as of "compile").
 
 A launch costs what a layer of a stack without a break takes, over its launches. A further graph costs what a layer of a
-broken stack takes beyond its launches, over its graphs: `device_work.FURTHER_GRAPH`. An operator of experts costs what
-a layer of experts takes beyond its launches, graphs and calls: `device_work.GROUP_BY_GROUP`. Seconds are divided by how
-much longer the process's Qwen3 took than the shipped host's costs say, so that they are the shipped host's.
+broken stack takes beyond its launches, over its graphs: `graph_launches.FURTHER_GRAPH`. An operator of experts costs
+what a layer of experts takes beyond its launches, graphs and calls: `device_work.GROUP_BY_GROUP`. Seconds are divided
+by how much longer the process's Qwen3 took than the shipped host's costs say, so that they are the shipped host's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from flopcast.roofline.gpu.fit.host_calibration import beyond_launches
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.gpu.profile.host_graphs import MODES
-from flopcast.roofline.step.device_work import FURTHER_GRAPH, GROUP_BY_GROUP, device_work
+from flopcast.roofline.step.device_work import GROUP_BY_GROUP, device_work
+from flopcast.roofline.step.graph_launches import FURTHER_GRAPH
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run

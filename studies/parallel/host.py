@@ -12,7 +12,7 @@ of four H100s and twice of two H200s, judge, the last with adapters and by Muon 
 logs of the first that ran it and of the H100s.
 
 Of compiled layers and of cut graphs to six steps of Qwen3-0.6B, with the shipped host, since that of their run was
-measured eagerly. The constants of `step.communication` and `device_work.PIECE_SHARE` are these.
+measured eagerly. The constants of `step.communication` and `graph_launches.PIECE_SHARE` are these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts, default_host
 from flopcast.roofline.step.communication import calls_around, slowest_host_factor
-from flopcast.roofline.step.device_work import PIECE_SHARE
+from flopcast.roofline.step.graph_launches import PIECE_SHARE
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run

@@ -300,8 +300,8 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors([row for row in paced if not row["name"].startswith("convnext")], "step_error")) < 0.305
     assert max(errors(newest, "peak_error")) < 0.027
     assert all(row["within_interval"] == "true" for row in newest)
-    # the rest of the tenth, and of the eleventh what the host was likely to bound: after a graph's tensors and gradients
-    # counted; forecast before any was seen. Products in fp16 are told 10% too slow in one, a decode of 31 sequences 12%
+    # the rest of the tenth, and of the eleventh what the host was likely to bound: after a graph's tensors and
+    # gradients counted; forecast before any was seen. Products in fp16 are 10% too slow in one, a decode 12%
     by_another_torch = [row for row in latest if row["name"] == "mobilenet_v2@128"]
     assert max(errors(by_another_torch, "device_error")) < 0.129
     assert median(errors(latest, "device_error")) < 0.018
@@ -324,7 +324,9 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert len(trained) >= 50
     assert median(errors(trained, "attention_error")) < 0.025, "6.6% by a law over calls without masks"
     host_of_run = [row for row in compiled if row["name"] in ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b")][-4:]
-    assert median(errors([row for row in host_of_run if row["bound"] == "host"], "step_error")) < 0.058, "none, at first"
+    assert median(errors([row for row in host_of_run if row["bound"] == "host"], "step_error")) < 0.058, (
+        "none, at first"
+    )
     experts = [row for row in rows if "moe" in row["name"]]
     assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
     last = [row for row in first if row["mode"] == "eager"][-48:]  # of these no mending has seen any

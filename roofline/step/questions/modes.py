@@ -13,6 +13,7 @@ from typing import Any
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.step.forecast import usd_per_million
+from flopcast.roofline.step.graph_launches import shares
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.stream.model.run import Run
@@ -190,10 +191,11 @@ def _entered_again(step: PricedStep) -> dict[int, Any]:
     costs = step.host_costs.graph_costs(step.stream.meta["mode"])
     changed: dict[int, Any] = {}
     entered: set[str] = set()
-    for _, first, _ in step.stream.meta["graphs"]:
+    for (_, first, last), share in zip(step.stream.meta["graphs"], shares(step.stream), strict=True):
         op = step.ops[first]
-        if op.phase in entered:
-            changed[first] = replace(op, host_seconds=max(op.host_seconds - costs.entry(op.phase) * op.count, 0.0))
+        if op.phase in entered and first <= last:
+            entering = share * costs.entry(op.phase) * op.count
+            changed[first] = replace(op, host_seconds=op.host_seconds - entering)
         entered.add(op.phase)
     return changed
 

@@ -9,7 +9,7 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host_graphs import MODES
 from flopcast.roofline.step import priced_step
-from flopcast.roofline.step.device_work import FURTHER_GRAPH, _shares
+from flopcast.roofline.step.graph_launches import FURTHER_GRAPH, shares
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream
@@ -40,9 +40,9 @@ def test_graphs_that_recur_cost_the_host_a_part_of_a_phases_first(root: Path, mo
     stream = op_stream.load(root / STREAMS / f"qwen3-moe-d4-4x128-{mode}.json.gz")
     calls = stream.meta["graphs"]
     phases = [stream.ops[first].phase for _, first, _ in calls]
-    shares = list(_shares(stream, calls))
+    found = list(shares(stream))
     firsts = [phases.index("forward"), phases.index("backward")]
-    for i, (phase, share) in enumerate(zip(phases, shares, strict=True)):
+    for i, (phase, share) in enumerate(zip(phases, found, strict=True)):
         assert share == (1.0 if i in firsts else FURTHER_GRAPH[mode][phase == "backward"])
 
 
@@ -50,5 +50,4 @@ def test_graphs_that_recur_cost_the_host_a_part_of_a_phases_first(root: Path, mo
 def test_graphs_of_a_model_that_breaks_once_cost_as_much_each(root: Path, mode: str) -> None:
     """GPT-2's loss is a graph of its own, of which recorded steps do not say that it costs less."""
     stream = op_stream.load(root / STREAMS / f"gpt2-4x256-{mode}.json.gz")
-    calls = stream.meta["graphs"]
-    assert list(_shares(stream, calls)) == [1.0] * 4
+    assert list(shares(stream)) == [1.0] * 4

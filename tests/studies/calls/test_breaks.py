@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from flopcast.roofline.gpu.profile.host_graphs import MODES
-from flopcast.roofline.step.device_work import FURTHER_GRAPH
+from flopcast.roofline.step.graph_launches import FURTHER_GRAPH
 from studies.calls.breaks import LINEARS, PIECES, RUNS, a_layer, further_graph, kept, launch_seconds
 from studies.calls.turns import PHASES
 
