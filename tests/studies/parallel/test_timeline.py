@@ -122,8 +122,8 @@ def test_the_warning_of_compiled_steps_says_what_the_table_shows() -> None:
 def test_compiled_steps_over_four_gpus_are_as_near_as_the_table_says() -> None:
     errors = [row.error for row in rows_of("compiled-four", COMPILED_FOUR).values() if row.bound != "host"]
     assert len(errors) == 8
-    assert median(errors) <= 3.2
-    assert max(errors) <= 5.8
+    assert median(errors) <= 2.5
+    assert max(errors) <= 6.8, "5.6 by a power limit that knew products alone, the median then 3.1"
 
 
 @pytest.mark.parametrize(
