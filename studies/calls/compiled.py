@@ -37,7 +37,7 @@ from flopcast.microbench.recipe.training_step import build, build_module
 from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, Calls, fit_graph_costs
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from studies.calls.convolutions import CHANNELS, IMAGES, LAYERS, SIZE, TOKENS
-from studies.calls.turns import PHASES, Forward, in_turns
+from studies.calls.turns import PHASES, ByDepth, Forward, in_turns
 from studies.command import parser_of
 from studies.imports import ROOT
 
@@ -249,7 +249,8 @@ def by_phase(codes: Iterable[str]) -> dict[str, Counter[str]]:
     return found
 
 
-def measured(device: torch.device, only: str = "") -> dict[str, Any]:
+def measure(device: torch.device, out: Path, only: str = "") -> None:
+    """Writes to `out` what there is after each round, so that a run which is cut short keeps it."""
     made: dict[str, dict[int, Forward]] = {}
     counts: dict[str, dict[int, Any]] = {}
     for name, own in builders(device).items():
@@ -269,13 +270,18 @@ def measured(device: torch.device, only: str = "") -> dict[str, Any]:
             print(f"{name}, depth {depth}: {counts[name][depth]}", flush=True)
     gc.collect()
     gc.freeze()  # what dynamo holds takes a second to look through, which each turn would
-    return {
-        name: {
-            depth: {phase: {"seconds": seconds[phase], "launched": counts[name][depth][phase]} for phase in PHASES}
-            for depth, seconds in by_depth.items()
+
+    def write(timed: dict[str, ByDepth]) -> None:
+        told = {
+            name: {
+                depth: {phase: {"seconds": seconds[phase], "launched": counts[name][depth][phase]} for phase in PHASES}
+                for depth, seconds in by_depth.items()
+            }
+            for name, by_depth in timed.items()
         }
-        for name, by_depth in in_turns(made, device).items()
-    }
+        out.write_text(json.dumps(told))
+
+    in_turns(made, device, write)
 
 
 # --- what the committed processes say
@@ -428,7 +434,7 @@ def main() -> None:
         tell()
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    given.out.write_text(json.dumps(measured(device, given.only)))
+    measure(device, given.out, given.only)
 
 
 if __name__ == "__main__":

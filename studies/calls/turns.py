@@ -33,8 +33,12 @@ def phases_of(forward: Forward, device: torch.device) -> tuple[float, float]:
     return middle - start, end - again
 
 
-def in_turns(made: Mapping[str, Mapping[int, Forward]], device: torch.device) -> dict[str, ByDepth]:
-    """By model and depth the seconds of each phase, of each round the median of its steps after the first."""
+def in_turns(
+    made: Mapping[str, Mapping[int, Forward]], device: torch.device,
+    after_round: Callable[[dict[str, ByDepth]], None] = lambda found: None,
+) -> dict[str, ByDepth]:  # fmt: skip
+    """By model and depth the seconds of each phase, of each round the median of its steps after the first.
+    `after_round` is given what there is after each."""
     for own in made.values():
         for forward in own.values():
             for _ in range(WARM_UP):
@@ -50,6 +54,7 @@ def in_turns(made: Mapping[str, Mapping[int, Forward]], device: torch.device) ->
                     steps = [phases_of(forward, device) for _ in range(STEPS)][1:]
                     for i, phase in enumerate(PHASES):
                         found[name][depth][phase].append(round(median(step[i] for step in steps), 8))
+        after_round(found)
     return found
 
 
