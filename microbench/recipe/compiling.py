@@ -82,9 +82,13 @@ def graphs_run() -> Iterator[list[str]]:
 def counts_of(code: str) -> tuple[str, int]:
     """(phase, launches) of a graph's generated code: kernels that it runs and calls of libraries."""
     label = _LABEL.search(code)
+    return ("backward" if label and label[1] == "backward" else "forward"), len(_LAUNCH.findall(body_of(code)))
+
+
+def body_of(code: str) -> str:
+    """The function of a graph's generated code that launches everything."""
     body = code[code.index("def call(") :]
-    body = body[: body.find("\ndef ", 1)] if "\ndef " in body[1:] else body
-    return ("backward" if label and label[1] == "backward" else "forward"), len(_LAUNCH.findall(body))
+    return body[: body.find("\ndef ", 1)] if "\ndef " in body[1:] else body
 
 
 def phase_counts(codes: Iterable[str]) -> PhaseCounts:

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.gpu.profile.host import HostCosts
-from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, INFERRED, is_dense_nchw
+from flopcast.roofline.gpu.profile.host_graphs import (
+    GIVEN,
+    GIVEN_KINDS,
+    GRADIENT,
+    HEAVIER_CALLS,
+    OF_INFERENCE,
+    is_dense_nchw,
+)
 from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream, packet
 
 # The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
@@ -20,8 +27,6 @@ PIECE_SHARE = 0.77
 # engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
 # H200s: 0.19 to 0.39 and 0.10 to 0.17; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
 FURTHER_GRAPH = {"compile": (0.29, 0.14), "compile-graphs": (0.30, 0.18)}
-
-_GIVEN = ("parameter", "buffer", "input")  # kinds of storages that the graph of a forward is given
 
 
 class GraphLaunch(NamedTuple):
@@ -51,7 +56,7 @@ def launches_worth(stream: Stream) -> list[float]:
     """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
     graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
     if not any(op.phase == "backward" for op in stream.ops):
-        return [INFERRED] * len(stream.ops)
+        return [OF_INFERENCE] * len(stream.ops)
     found = [1.0] * len(stream.ops)
     for _, first, last in stream.meta["graphs"]:
         seen: set[int] = set()
@@ -66,7 +71,7 @@ def launches_worth(stream: Stream) -> list[float]:
             seen |= new
             kinds = [stream.storages[storage].kind for storage in new]
             found[i] += (
-                GIVEN * sum(kind in _GIVEN for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
+                GIVEN * sum(kind in GIVEN_KINDS for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
             )
     return found
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from flopcast.microbench import zoo
 from flopcast.microbench.images import named
-from flopcast.microbench.recipe.compiling import FIRST_STEPS, compile_model, counts_of, graphs_run
+from flopcast.microbench.recipe.compiling import FIRST_STEPS, body_of, compile_model, counts_of, graphs_run
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build, build_module
@@ -231,8 +231,7 @@ _CALL = re.compile(
 def launched(code: str) -> Counter[str]:
     """What a graph's generated code launches: "generated" kernels and calls of libraries by their names; "tensors" that
     it is given."""
-    body = code[code.index("def call(") :]
-    body = body[: body.find("\ndef ", 1)] if "\ndef " in body[1:] else body
+    body = body_of(code)
     found = Counter("generated" if own[0] else next(filter(None, own[1:])) for own in _CALL.findall(body))
     given = re.search(r"^ +(.*) = args$", body, re.MULTILINE)
     found["tensors"] = given[1].count(",") + 1 if given else 0

@@ -13,7 +13,7 @@ from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.microbench.recipe.settings import TORCH_MODES
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts, listed_tensors
-from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS
+from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GIVEN_KINDS, GRADIENT, HEAVIER_CALLS
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
@@ -121,7 +121,7 @@ def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]
 def beyond_launches(stream: Stream, phase: str) -> float:
     """What costs the host beyond the launches of the graph of a phase, in launches, by the stream of the eager step: a
     forward is given the parameters, buffers and inputs, a backward leaves the gradients."""
-    kinds, each = (("parameter", "buffer", "input"), GIVEN) if phase == "forward" else (("gradient",), GRADIENT)
+    kinds, each = (GIVEN_KINDS, GIVEN) if phase == "forward" else (("gradient",), GRADIENT)
     names = (packet(op.name) for op in stream.ops if op.phase == phase)
     heavier = sum(HEAVIER_CALLS.get(name.replace(_ATTENTION, _PICKED), (0.0,))[0] for name in names)
     return each * sum(storage.kind in kinds for storage in stream.storages) + heavier

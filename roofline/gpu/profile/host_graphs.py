@@ -16,10 +16,11 @@ MODES = ("compile", "compile-graphs")
 # parameter, a buffer or an input (dynamo's guards, the wrappers of AOTAutograd and autograd), and on each gradient that
 # a backward leaves (autograd's engine). `python -m studies.calls.compiled`, of stacks of layers and tiny models.
 GIVEN, GRADIENT = 0.52, 0.81
+GIVEN_KINDS = ("parameter", "buffer", "input")  # of the storages of a stream that the graph of a forward is given
 
 # Launches that one of a graph of inference costs, its share of tensors and heavier calls included: the same study, of
 # forwards without gradients of tiny Qwen3s and GPT-2s. Calls with a cache were not measured apart.
-INFERRED = 1.34
+OF_INFERENCE = 1.34
 
 # Launches that a call of these costs the host beyond one: the first where `is_dense_nchw`, else the second; the same
 # study. Attention was measured of cuDNN, which torch picks on an H200.
