@@ -44,14 +44,17 @@ def patch(
 ) -> None:
     """Makes a transformers Qwen3 run on flopcast's Triton kernels, until `flopcast.kernels.patch.unpatch(model)`.
 
-    As `flopcast.kernels.patch.patch`, with the profile of `gpu` to choose by: with `matmul` "best" every product runs
-    on the backend that is faster there, as `flopcast predict --matmul best` takes it to; "torch" and "triton" are all
-    of one. `attention`: "triton", "sdpa", or "best", the faster one for steps of `batch` sequences of `seq` tokens.
-    Raises UsageError for an unknown GPU and for the best attention of no sizes, else what `patch` raises.
+    As `flopcast.kernels.patch.patch`, with the profile of `gpu` to choose by. `matmul`: with "best" every product runs
+    on the backend that is faster there, as `flopcast predict --matmul best` takes it to; with "measured" both are timed
+    on this very GPU when a shape first comes up (some 5 ms, and the compiler's time), and the profile chooses only
+    where that cannot be, while a CUDA graph is captured or memory is short; "torch" and "triton" are all of one.
+    `attention`: "triton", "sdpa", or "best", the faster one for steps of `batch` sequences of `seq` tokens. Raises
+    UsageError for an unknown GPU and for the best attention of no sizes, else what `patch` raises.
     """
     from flopcast.errors import UsageError
     from flopcast.kernels import patch as kernels
     from flopcast.kernels.shapes import Attention
+    from flopcast.microbench.timing.faster_product import measured_choice
     from flopcast.roofline.gpu.library import fastest
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -66,5 +69,6 @@ def patch(
             head_dim=config.head_dim,
         )  # fmt: skip
         attention = "triton" if fastest.attention_choice(shape, profile) == "triton" else "sdpa"
-    choice = fastest.product_choice(profile) if matmul == fastest.BEST else matmul
-    kernels.patch(model, attention=attention, matmul=choice)
+    by_profile = fastest.product_choice(profile)
+    choices = {fastest.BEST: by_profile, "measured": measured_choice(by_profile)}
+    kernels.patch(model, attention=attention, matmul=choices.get(matmul, matmul))

@@ -1,10 +1,14 @@
 """How well `--matmul best` and `--attention best` pick: the time of the pick over that of the faster backend.
 
     python -m studies.kernels.best [--gpu nvidia-h200] [--pairs reports/nvidia-h200/kernels.csv] [--out FILE.csv]
+    python -m studies.kernels.best --pairs PAIRS.csv --picks PICKS.csv
 
 Judged are the pairs that `studies.kernels.pairs` timed in one run, ours and a peer in turn. The profile is not fitted
 to them; shapes that it has other measurements of are told apart (`known`). A product is one pick; an attention one pick
 for both directions among the backends of which both were timed, each against ours: its time is the sum.
+
+`--picks`: judged are the products' picks of this file instead, each of which `studies.kernels.pairs --only picks` timed
+when it first came to the shape, in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from flopcast.kernels.matmul_chosen import Choice
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpu.library.fastest import attention_choice, product_choice
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -41,8 +46,7 @@ class Pick:
     loss: float
 
 
-def products(rows: Sequence[Mapping[str, str]], profile: Profile) -> Iterator[Pick]:
-    choose = product_choice(profile)
+def products(rows: Sequence[Mapping[str, str]], profile: Profile, choose: Choice) -> Iterator[Pick]:
     for row in rows:
         if row["kernel"] != "matmul" or row["status"] != "ok":
             continue
@@ -111,12 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--pairs", type=Path, default=PAIRS)
+    parser.add_argument("--picks", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     profile = find_profile(options.gpu)
+    choose = product_choice(profile)
+    if options.picks:
+        with options.picks.open(newline="", encoding="utf-8") as file:
+            picked = {row["key"]: row["picked"] for row in csv.DictReader(file)}
+        choose = lambda shape: picked[shape.key]  # noqa: E731
     with options.pairs.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    picks = [*products(rows, profile), *attentions(rows, profile)]
+    picks = [*products(rows, profile, choose), *attentions(rows, profile)]
     if options.out:
         with options.out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Pick)])

@@ -2,6 +2,7 @@
 
     python -m studies.kernels.pairs OUT [--only matmul,attention,memory] [--budget 150] [--table TABLE.json]
     python -m studies.kernels.pairs OUT --only matmul --drawn 64,8 [--count 150] [--seed 7]      # random products
+    python -m studies.kernels.pairs OUT --only picks --drawn 64,8        # what a patched model would run them on
     python -m studies.kernels.pairs OUT --plot                    # a figure of OUT/kernels.csv, without a GPU
 
 Every kernel is checked against a higher-precision reference before it is timed; a wrong one is a row without a time.
@@ -165,39 +166,23 @@ class Bench:
     def matmul(self, shape: Any) -> list[Row]:
         """One row: Triton against cuBLAS."""
         from flopcast.kernels import matmul
-        from flopcast.microbench.timing.interleave import calls_in_graph, interleaved, operand_sets
+        from flopcast.microbench.timing import faster_product
 
-        torch = self.torch
         config = self.matmul_config(shape)
         base: Row = {
             "kernel": "matmul", "key": shape.key, "layout": shape.layout, "m": shape.m, "n": shape.n, "k": shape.k,
             "peer": "cublas", "flops": shape.flops, "bytes": shape.bytes, "config": config.key,
         }  # fmt: skip
-
-        def ours(x: Any) -> Callable[[], Any]:
-            return lambda: matmul.matmul_triton(x[0], x[1], shape.layout, config=config, out=x[2])
-
-        def library(x: Any) -> Callable[[], Any]:
-            a = x[0] if shape.layout[0] == "n" else x[0].mT
-            b = x[1] if shape.layout[1] == "n" else x[1].mT
-            return lambda: torch.mm(a, b, out=x[2])
-
         try:
-            out = torch.empty((shape.m, shape.n), dtype=torch.bfloat16, device=self.device)
-            operands = (*matmul.operands(shape, self.device), out)
-            ref = matmul.reference(operands[:2], shape)
-            for name, way in (("peer_error", library), ("error", ours)):
-                out.fill_(math.nan)
-                base[name], base["tolerance"] = matmul.check(way(operands)(), ref, operands, shape)
-            del ref
+            operands = faster_product.operands_of(shape, self.device)
+            wrong_by = faster_product.errors(shape, operands, config)
+            base |= {"peer_error": wrong_by["torch"], "error": wrong_by["triton"], "tolerance": matmul.tolerance(shape)}
             if base["error"] > base["tolerance"]:
                 return [base | {"status": "incorrect"}]
-            count = calls_in_graph(max(shape.flops / 5e14, shape.bytes / 4e12, 4e-6))
-            sets = operand_sets(operands, self.timer.cache_bytes, count)
-            found = interleaved(self.timer, {"cublas": library, "triton": ours}, sets, count, ROUNDS)
+            found = faster_product.timed(self.timer, shape, operands, ROUNDS, config)
         except Exception as error:
             return [fault(base, error)]
-        return [self.row(base, found["triton"], found["cublas"])]
+        return [self.row(base, found["triton"], found["torch"])]
 
     def row(self, base: Row, ours: Any, peer: Any) -> Row:
         return base | {
@@ -312,6 +297,26 @@ def run_pairs(kind: str, bench: Bench, path: Path, deadline: float, shapes: Sequ
     return True
 
 
+def run_picks(path: Path, deadline: float, shapes: Sequence[Any]) -> None:
+    """Writes what `flopcast.patch(matmul="measured")` takes for each shape, and the milliseconds of the choice, in
+    the order of `run_pairs` reversed."""
+    from flopcast.microbench.timing.faster_product import measured_choice
+
+    choose = measured_choice(lambda shape: "not timed")
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("key", "picked", "ms"))
+        shapes = list(shapes)
+        random.Random(1).shuffle(shapes)
+        for shape in reversed(shapes):
+            if time.monotonic() > deadline:
+                break
+            start = time.perf_counter()
+            picked = choose(shape)
+            writer.writerow((shape.key, picked, round((time.perf_counter() - start) * 1e3, 1)))
+            file.flush()
+
+
 def run_memory(out: Path, budget: float) -> None:
     """studies/kernels/memory.py in a process of its own; its rows are added to kernels.csv."""
     command = [sys.executable, "-m", "studies.kernels.memory", str(out), "--budget", str(budget)]
@@ -367,7 +372,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def main() -> int:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", default="matmul,attention", help="of matmul, attention, memory")
+    parser.add_argument("--only", default="matmul,attention", help="of matmul, attention, memory, picks")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     parser.add_argument("--table", type=Path, help="a matmul table in place of the shipped one")
     parser.add_argument("--drawn", default="", help="multiples of which random products are drawn, e.g. 64,8")
@@ -376,8 +381,8 @@ def main() -> int:
     parser.add_argument("--plot", action="store_true", help="draw OUT/kernels.png from OUT/kernels.csv and stop")
     arguments = parser.parse_args()
     wanted = [kind for kind in arguments.only.split(",") if kind]
-    if unknown := set(wanted) - {"matmul", "attention", "memory"}:
-        parser.error(f"--only {', '.join(sorted(unknown))}: valid are matmul, attention, memory")
+    if unknown := set(wanted) - {"matmul", "attention", "memory", "picks"}:
+        parser.error(f"--only {', '.join(sorted(unknown))}: valid are matmul, attention, memory, picks")
     path = arguments.out / "kernels.csv"
     if arguments.plot:
         if not path.is_file():
@@ -386,15 +391,17 @@ def main() -> int:
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
+    multiples = [int(x) for x in arguments.drawn.split(",") if x]
+    drawn = matmul_shapes(multiples, arguments.count, arguments.seed)
+    if "picks" in wanted:
+        run_picks(arguments.out / "picks.csv", start + arguments.budget, drawn)
     if set(wanted) & {"matmul", "attention"}:
         from flopcast.microbench.timing.device import describe, describe_stack
 
         bench = Bench(arguments.table)
-        multiples = [int(x) for x in arguments.drawn.split(",") if x]
-        drawn = matmul_shapes(multiples, arguments.count, arguments.seed)
         shapes = {"matmul": drawn, "attention": attention_shapes()}
         for kind in wanted:
-            if kind != "memory":
+            if kind in shapes:
                 run_pairs(kind, bench, path, start + arguments.budget, shapes[kind])
         facts = {"device": describe(bench.device), "stack": describe_stack(), "seconds": time.monotonic() - start}
         (arguments.out / "kernels.json").write_text(json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8")

@@ -25,9 +25,11 @@ from flopcast.kernels.matmul import (
     operands,
     prepare,
     reference,
+    tolerance,
     triton_matmul,
 )
 from flopcast.kernels.shapes import Gemm
+from flopcast.microbench.timing import faster_product
 
 SMALL = MatmulConfig(16, 32, 16, 4, 2, group_m=2)
 
@@ -40,6 +42,13 @@ def test_agrees_with_the_reference(layout: str, dtype: str, m: int, n: int, k: i
     pair = operands(shape, "cpu")
     error, tolerance = check(matmul_triton(*pair, layout, config=SMALL), reference(pair, shape), pair, shape)
     assert error <= tolerance
+
+
+def test_both_ways_of_a_product_are_checked_before_they_are_timed() -> None:
+    shape = Gemm(m=37, n=70, k=53, dtype="fp16", layout="nt")
+    found = faster_product.errors(shape, faster_product.operands_of(shape, torch.device("cpu")), SMALL)
+    assert set(found) == {"torch", "triton"}
+    assert 0 < max(found.values()) <= tolerance(shape)
 
 
 @settings(max_examples=15, deadline=None, database=None, derandomize=True)
