@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -162,16 +163,13 @@ def _on_cuda(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 def _format_of(own: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the rule by which convolutions lay their results out: cuDNN's as either operand is
     (`cudnn_conv_suggest_memory_format`), other libraries' where C++ finds no cuDNN."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def chosen(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> Any:
         if not tensor.is_cuda or tensor.dtype == torch.float64:
             return own(tensor, weight, backend)
-        is_last = tensor.ndim in last and any(
-            operand.is_contiguous(memory_format=last[tensor.ndim]) and not operand.is_contiguous()
-            for operand in (tensor, weight)
-        )
-        return last[tensor.ndim] if is_last else torch.contiguous_format
+        # as ATen reads strides: a depthwise convolution's weights, of one channel, may be contiguous and channels last
+        formats = {suggest_memory_format(operand) for operand in (tensor, weight)}
+        return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)
 
     return chosen
 

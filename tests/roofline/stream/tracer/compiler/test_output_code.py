@@ -173,6 +173,6 @@ def test_what_cannot_be_compiled_is_refused(users: Path, compiled: Compiled) -> 
     ):
         compiled(Asked(module=f"{drops}:net")).result()
     with pytest.raises(UsageError, match=r"cannot compile the step: ValueError: .*qwen7"):
-        output_code(Asked(config={"model_type": "qwen7", "vocab_size": 10}))
+        compiled(Asked(config={"model_type": "qwen7", "vocab_size": 10})).result()
     with pytest.raises(UsageError, match=r"not compiled after 0\.1 s"):
         output_code(Asked(config=QWEN3), max_seconds=0.1)
