@@ -16,7 +16,8 @@ BIN := $(VENV)/bin
 # What is installed; remade when the requirements change.
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Bytecode is made of what is imported, when it is: of all files it takes half of the installation's time.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help report test lint clean venv
@@ -41,12 +42,12 @@ lint: $(DEV)
 
 $(RUN): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	$(PIP) install -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $(RUN) $@
 
 # A sound .venv is kept; one that is missing, half made or of an older Python is made anew.
