@@ -43,7 +43,9 @@ from studies.imports import ROOT
 
 Made = tuple[nn.Module, Forward]  # a model, and what runs its forward
 
-FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"  # of two machines, three processes each
+FOLDER = (
+    ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"
+)  # of two machines three processes each, one of a third
 DEPTHS = (4, 16)
 DEPTHS_OF_MODELS = (2, 6)
 
@@ -352,7 +354,7 @@ def fitted(rows: Iterable[Row]) -> tuple[float, ...]:
 
 
 def files() -> list[Path]:
-    """Those of all processes, of two machines."""
+    """Those of all processes, of three machines."""
     return sorted(FOLDER.glob("*/*.json"))
 
 
@@ -377,14 +379,16 @@ SHIPPED = (
 )  # fmt: skip
 
 
-def alone(file: Path, name: str) -> float:
-    """What a launch costs in a layer of a model whose forward no backward follows, with all else that this costs: in
-    launches of a layer of a Qwen3's step, of which the rest is told apart."""
+def alone(file: Path) -> dict[str, float]:
+    """What a launch costs in a layer of a model whose forward no backward follows, with all else that this costs, by
+    model and kind of call: in launches of a layer of a Qwen3's step, of which the rest is told apart."""
     layers = [row for row in rows_of(file) if row.is_layer]
-    (own,) = (row for row in layers if row.name == f"{name}/{NO_GRADIENTS}" and row.phase == "forward")
     qwen3 = [row for row in layers if row.name == "qwen3"]
     launch = sum(row.seconds for row in qwen3) / sum(row.cost(SHIPPED) for row in qwen3)
-    return own.seconds / own.counts[0] / launch
+    asked = {*CALLS, *(f"{name}/{NO_GRADIENTS}" for name in CONFIGS)}
+    return {
+        row.name: row.seconds / row.counts[0] / launch for row in layers if row.name in asked and row.phase == "forward"
+    }
 
 
 def of_calibrated(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
@@ -415,8 +419,8 @@ def tell() -> None:
         told = ", ".join(f"{value:.2f}" for value in values)
         print(f"{cost}: {fmean(values):.2f} launches ({told})")
     for file in files():
-        if file.parent.name == "2":
-            told = ", ".join(f"{name} {alone(file, name):.2f}" for name in CONFIGS)
+        if calls := alone(file):
+            told = ", ".join(f"{name} {launches:.2f}" for name, launches in calls.items())
             print(f"{file.parent.name}/{file.stem}, a launch of a forward without gradients, in launches: {told}")
         errors = ", ".join(
             f"{name} {phase} {error:+.0%}" for (name, phase), error in of_calibrated(rows_of(file)).items()
