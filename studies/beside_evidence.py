@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import median
 
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records import records
+from flopcast.microbench.records.rows import StepRow, select
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
-from flopcast.roofline.validation.compare_steps import compare_runs
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of
 from flopcast.roofline.validation.step_comparison import StepComparison, write_csv
 from studies.command import parser_of
+from studies.compiled.another_torch import stream_of_its_torch
 from studies.imports import ROOT
 from studies.markdown import table
 
@@ -42,11 +47,21 @@ RAN = {"attention-steps": "--config CONFIG"}  # of no suite
 NAMED = ("name", "batch", "seq", "context", "precision", "optimizer", "mode")
 FIRST = {"device": "device", "step": "step", "peak": "memory"}  # what is kept of first forecasts, and its name
 
+# Steps that a seed drew: of those that are compiled there are the streams of the torch that ran them. The runs by which
+# the widths of compiled steps' intervals are set, of seeds 7 to 11, profiled after a rest.
+DRAWN = "random", SOURCE
+SETS_INTERVALS = tuple(f"run{number}" for number in range(10, 20))
+
 TIMED_ONCE = (
     " Timed once: in one round, where others have five, whose median counts; a decode's first round takes longer."
 )
 
 
+OF_ITS_TORCH = (
+    " Compiled steps are forecast from the code that the torch which ran them, 2.11, generates where no GPU is; "
+    "[what that of a later one is worth](another-torch.md). \u2021: sets the width of intervals of compiled steps, "
+    "and is not counted in the last column."
+)
 _SEEN_COMPILED = (
     ("llama-3.2-1b-d12", 3), ("qwen3-4b-d11", 9), ("qwen3-d13", 50), ("qwen3-d10", 2), ("llama-3.2-1b", 4),
     ("gpt2", 3), ("qwen3-1.7b", 1), ("qwen3-1.7b", 55), ("qwen3-1.7b-d22", 2), ("qwen3-4b", 5), ("vit_b16@192", 32),
@@ -112,11 +127,21 @@ def main() -> None:
         folder = report / suite
         if not folder.is_dir():
             continue
-        rows = [row for row in compare_runs(folder, find_profile(gpu)) if row.status == "ok"]
+        find_stream = stream_of_its_torch if (suite, gpu) == DRAWN else None
+        (found,) = compare_folders([StepsFolder(folder, find_profile(gpu))], find_stream=find_stream)
+        rows = [row for row in found if row.status == "ok"]
+        if (suite, gpu) == DRAWN:
+            widths = [plan for run in SETS_INTERVALS for plan in plans_of(folder / run)]
+            rows = [replace(row, used_in_intervals=row.plan in widths) for row in rows]
         write_csv(rows, folder / "validation.csv")
         first = folder / "first.csv"
         (folder / "README.md").write_text(readme(suite, gpu, rows, first_errors(first)), encoding="utf-8")
         print(folder.relative_to(ROOT), f"{len(rows)} steps")
+
+
+def plans_of(run: Path) -> list[StepPlan]:
+    """The steps that a run timed."""
+    return [plan_of(row) for row in select(records.read(run).rows, StepRow)]
 
 
 def first_errors(path: Path) -> Mapping[tuple[str, ...], Mapping[str, float]]:
@@ -142,13 +167,14 @@ def readme(
         "Real steps beside their forecasts, forecast / measured - 1, with the host calibrated in the same run "
         f"(`flopcast validate {RAN.get(suite, f'--suite {suite}')}`). \u2020: a mending has seen this step; it judges "
         "nothing. Made by `python -m studies.beside_evidence`."
-        + (TIMED_ONCE if any(map(was_timed_once, rows)) else ""),
+        + (TIMED_ONCE if any(map(was_timed_once, rows)) else "") + (OF_ITS_TORCH if (suite, gpu) == DRAWN else ""),
         table(["steps that no mending has seen", "count", "device", "step", "memory", "inside 90%"], summary(rows)),
         *first_told(first),
         table(["step", "rounds", "ms", "error", "shipped host", "device, ms", "device", "host", "memory", "bound by",
                *(f"first: {name}" for name in FIRST.values() if first)], [
             [
-                row.label + ("\u2020" if is_seen(row) else ""), f"{row.rounds}",
+                row.label + ("\u2020" if is_seen(row) else "") + ("\u2021" if row.used_in_intervals else ""),
+                f"{row.rounds}",
                 _ms(row.step.measured), _error(row.step.error),
                 _error(row.profile_host_step.error), _ms(row.device.measured), _error(row.device.error),
                 _error(row.host.error), _error(row.peak.error), row.bound or "",
@@ -187,7 +213,7 @@ def summary(rows: Sequence[StepComparison]) -> list[list[str]]:
     for name, belongs in kinds.items():
         own = [row for row in unseen if belongs(row)]
         if own:
-            inside = [row.step.is_within for row in own if row.step.is_within is not None]
+            inside = [row.step.is_within for row in own if row.step.is_within is not None and not row.used_in_intervals]
             parts = (
                 [row.device.error for row in own],
                 [row.step.error for row in own],

@@ -31,11 +31,11 @@ from flopcast.roofline.stream.ops import op_stream
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of, step_folders, stream_of
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.validation.summary import errors_of
-from studies.beside_evidence import REPORTS
 from studies.command import parser_of
+from studies.imports import ROOT
 from studies.markdown import table
 
-STEPS = REPORTS[SOURCE] / "random"
+STEPS = ROOT / "reports" / SOURCE / "random"
 STREAMS, PAGE = STEPS / "torch-2.11", STEPS / "another-torch.md"
 TOLD = """# Compiled steps that a seed drew, forecast with two versions of torch
 
@@ -93,6 +93,11 @@ def path_of(plan: StepPlan) -> Path:
 def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> op_stream.Stream:
     """The stream that the torch which ran the step gave."""
     return op_stream.load(path_of(plan))
+
+
+def stream_of_its_torch(plan: StepPlan, run: Run, profile: Profile) -> op_stream.Stream:
+    """As `kept_stream`; of a step that has none, one that is not compiled, as it is traced here."""
+    return kept_stream(plan, run, profile) if path_of(plan).is_file() else stream_of(plan, run, profile)
 
 
 def compared() -> tuple[list[StepComparison], list[StepComparison]]:
