@@ -3,8 +3,8 @@
     choose = measured_choice(otherwise)          # as `kernels.matmul_chosen` asks for it: of a shape, once
 
 A law that ships picks the faster one of most products, but cuBLAS runs some shapes at half the pace of their
-neighbours, and not the same ones on every GPU. Timing both takes some 5 ms of the device, and where a kernel of that
-tile was never compiled the seconds of the compiler.
+neighbours, and not the same ones on every GPU. Timing both takes 25 ms, and where a kernel of that tile was never
+compiled the seconds of the compiler.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def patch(
 
     As `flopcast.kernels.patch.patch`, with the profile of `gpu` to choose by. `matmul`: with "best" every product runs
     on the backend that is faster there, as `flopcast predict --matmul best` takes it to; with "measured" both are timed
-    on this very GPU when a shape first comes up (some 5 ms, and the compiler's time), and the profile chooses only
+    on this very GPU when a shape first comes up (25 ms, and the compiler's time), and the profile chooses only
     where that cannot be, while a CUDA graph is captured or memory is short; "torch" and "triton" are all of one.
     `attention`: "triton", "sdpa", or "best", the faster one for steps of `batch` sequences of `seq` tokens. Raises
     UsageError for an unknown GPU and for the best attention of no sizes, else what `patch` raises.

@@ -46,7 +46,11 @@ class Pick:
     loss: float
 
 
-def products(rows: Sequence[Mapping[str, str]], profile: Profile, choose: Choice) -> Iterator[Pick]:
+def products(
+    rows: Sequence[Mapping[str, str]], profile: Profile, choose: Choice | None = None
+) -> Iterator[Pick]:  # fmt: skip
+    """The products of pairs, picked by `choose`, by default as the profile says."""
+    choose = choose or product_choice(profile)
     for row in rows:
         if row["kernel"] != "matmul" or row["status"] != "ok":
             continue
@@ -55,6 +59,13 @@ def products(rows: Sequence[Mapping[str, str]], profile: Profile, choose: Choice
         )
         seconds = {"triton": float(row["seconds"]), _PEERS[row["peer"]]: float(row["peer_seconds"])}
         yield _pick("matmul", shape.key, _known(shape, profile), choose(shape), seconds)
+
+
+def read_picks(path: Path) -> Choice:
+    """What a file of `studies.kernels.pairs --only picks` says of each shape."""
+    with path.open(newline="", encoding="utf-8") as file:
+        picked = {row["key"]: row["picked"] for row in csv.DictReader(file)}
+    return lambda shape: picked[shape.key]
 
 
 def attentions(rows: Sequence[Mapping[str, str]], profile: Profile) -> Iterator[Pick]:
@@ -119,11 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     profile = find_profile(options.gpu)
-    choose = product_choice(profile)
-    if options.picks:
-        with options.picks.open(newline="", encoding="utf-8") as file:
-            picked = {row["key"]: row["picked"] for row in csv.DictReader(file)}
-        choose = lambda shape: picked[shape.key]  # noqa: E731
+    choose = read_picks(options.picks) if options.picks else None
     with options.pairs.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     picks = [*products(rows, profile, choose), *attentions(rows, profile)]

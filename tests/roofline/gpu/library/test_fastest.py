@@ -108,12 +108,15 @@ def test_a_step_on_the_best_is_no_longer_than_on_either(h200: Profile) -> None:
 
 
 # Reached at 300 random multiples of 8, 300 of 64 and the 360 that are tuned, to none of which anything was fitted:
-# 0.9915, 0.9934 and 0.9947 of the better one's speed, least 0.739, 0.820 and 0.885.
+# 0.9915, 0.9934 and 0.9947 of the better one's speed, least 0.739, 0.820 and 0.885. A draw of half as many, a later one:
+# 0.9898 and 0.9936, least 0.686 and 0.879.
 @pytest.mark.parametrize(
     ("pairs", "multiple", "mean", "least"),
     [
         ("matmul-kernels/random-4.csv", "8", 0.99, 0.73),
         ("matmul-kernels/random-4.csv", "64", 0.99, 0.8),
+        ("matmul-kernels/random-6.csv", "8", 0.9898, 0.68),
+        ("matmul-kernels/random-6.csv", "64", 0.993, 0.87),
         ("kernels.csv", "64", 0.99, 0.87),
     ],
 )
@@ -123,9 +126,19 @@ def test_the_picks_keep_nearly_all_of_the_better_ones_speed(
     rows = read_rows(REPORTS / pairs)
     some = [row for row in rows if row["kernel"] == "matmul" and multiple_of(row) == multiple]
     losses = [pick.loss for pick in best.products(some, h200)]
-    assert len(losses) >= 290
+    assert len(losses) >= (150 if "random-6" in pairs else 290)
     assert exp(-fsum(map(log, losses)) / len(losses)) > mean
     assert 1 / max(losses) > least
+
+
+def test_picks_that_are_timed_keep_all_but_a_little_of_it(h200: Profile) -> None:
+    """Of 300 shapes drawn afterwards, timed in one process and judged by pairs of another."""
+    folder = REPORTS / "matmul-kernels"
+    choose = best.read_picks(folder / "picks-6.csv")
+    losses = [pick.loss for pick in best.products(read_rows(folder / "random-6.csv"), h200, choose)]
+    assert len(losses) == 300
+    assert exp(-fsum(map(log, losses)) / len(losses)) > 0.999
+    assert 1 / max(losses) > 0.93
 
 
 def test_the_study_reads_pairs_of_both_kinds(h200: Profile) -> None:
