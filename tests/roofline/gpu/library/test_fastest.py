@@ -108,8 +108,8 @@ def test_a_step_on_the_best_is_no_longer_than_on_either(h200: Profile) -> None:
 
 
 # Reached at 300 random multiples of 8, 300 of 64 and the 360 that are tuned, to none of which anything was fitted:
-# 0.9915, 0.9934 and 0.9947 of the better one's speed, least 0.739, 0.820 and 0.885. A draw of half as many, a later one:
-# 0.9898 and 0.9936, least 0.686 and 0.879.
+# 0.9915, 0.9934 and 0.9947 of the better one's speed, least 0.739, 0.820 and 0.885. At a later draw of half
+# as many: 0.9898 and 0.9936, least 0.686 and 0.879.
 @pytest.mark.parametrize(
     ("pairs", "multiple", "mean", "least"),
     [
