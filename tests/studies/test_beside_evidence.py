@@ -16,6 +16,7 @@ from flopcast.roofline.validation.compare_steps import StepsFolder, compare_fold
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.beside_evidence import REPORTS, is_seen, summary, was_timed_once
 from studies.calls.optimizers import ROWS
+from studies.compiled.another_torch import stream_of_its_torch
 
 Table = list[dict[str, str]]
 FIRST_RUN, SECOND_RUN = 18, 32  # calls of inference: those before were timed in five rounds, up to here in one
@@ -180,7 +181,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20 + 26 + 21
+    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20 + 26 + 21 + 18
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24
@@ -196,6 +197,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
+    compiled, blind = compiled[:-18], compiled[-18:]
     compiled, latest = compiled[:-21], compiled[-21:]
     compiled, newest = compiled[:-26], compiled[-26:]
     all_rested = compiled[-56:] + newest
@@ -235,18 +237,18 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors([prefill], "attention_error")) < 0.055, "a mask over a static cache"
     # the fourth: after attention with masks was timed alone, by which these and those before are told
     assert median(errors(sixth, "device_error")) < 0.033
-    assert max(errors(sixth, "device_error")) < 0.074
+    assert max(errors(sixth, "device_error")) < 0.075
     bound_by_device = [row for row in sixth if row["bound"] != "host"]
     assert median(errors(bound_by_device, "step_error")) < 0.01
     assert max(errors(bound_by_device, "step_error")) < 0.09
     assert median(errors(sixth, "peak_error")) < 0.002
-    assert max(errors(sixth, "peak_error")) < 0.058
+    assert max(errors(sixth, "peak_error")) < 0.0582
     assert all(row["within_interval"] == "true" for row in sixth)
     # the fifth and sixth: profiled after a rest; of the sixth's last 14 the host's pace was taken between the rounds
     assert median(errors(rested, "device_error")) < 0.016
     long_prefill = [row for row in rested if row["context"] == "14848"]
     assert len(long_prefill) == 2
-    assert max(errors(long_prefill, "device_error")) < 0.0305, "11.3% where the clock was not seen to fall"
+    assert max(errors(long_prefill, "device_error")) < 0.0365, "11.3% where the clock was not seen to fall"
     assert max(errors([row for row in rested if row not in long_prefill], "device_error")) < 0.063
     bound_by_device = [row for row in rested if row["bound"] != "host"]
     assert len(bound_by_device) == 22
@@ -256,23 +258,21 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert len(paced) == 4
     assert median(errors(paced, "step_error")) < 0.059, "3.8% while launches alone counted: one trains adapters"
     assert max(errors(paced, "step_error")) < 0.256, "checkpointed, in fp16"
-    assert median(errors(rested, "peak_error")) < 0.0015
+    assert median(errors(rested, "peak_error")) < 0.0016
     assert max(errors(rested, "peak_error")) < 0.058
-    assert sum(row["within_interval"] == "true" for row in rested) == 36
-    assert sum(row["device_within"] == "true" for row in rested) >= 33, "28 by a law of products alone"
+    assert sum(row["within_interval"] == "true" for row in rested) >= 35
+    assert sum(row["device_within"] == "true" for row in rested) >= 35, "which set the widths, with those below"
     assert sum(row["device_within"] == "true" for row in sixth) >= 10
     prefills = [row for row in rows if (row["phase"], row["mode"]) == ("prefill", "compile") and row["bound"] != "host"]
-    assert len(prefills) == 8
+    assert len(prefills) == 10
     assert median(errors(prefills, "step_error")) < 0.048
     assert max(errors(prefills, "step_error")) < 0.11, "the README says 11%"
     # the seventh and eighth: two of one host, all paced
-    by_another_torch = [row for row in last_drawn if row["name"] == "mobilenet_v2@192"]
-    assert median(errors(last_drawn, "device_error")) < 0.014
-    assert max(errors(by_another_torch, "device_error")) < 0.15
-    assert max(errors([row for row in last_drawn if row not in by_another_torch], "device_error")) < 0.078
+    assert median(errors(last_drawn, "device_error")) < 0.02, "1.4% by the code of a later torch"
+    assert max(errors(last_drawn, "device_error")) < 0.075
     bound_by_device = [row for row in last_drawn if row["bound"] != "host"]
     assert len(bound_by_device) == 11
-    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0305, "2.5% by a law of products alone"
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0335, "2.8% by the code of a later torch"
     (on_nan,) = (row for row in bound_by_device if row["name"] == "llama-3.2-1b-d11")  # 0.3% with numbers
     assert float(on_nan["step_error"]) < 0.11
     numbers = [row for row in bound_by_device if row is not on_nan]
@@ -288,14 +288,12 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     # the ninth and tenth: after the law of kernels' own clocks; forecast before they ran, but for one that was refused.
     # The rest of the tenth, and of the eleventh what the host was likely to bound: after a graph's tensors and
     # gradients counted; forecast before any was seen. Products in fp16 are 10% too slow in one, a decode 12%
-    assert sum(not row["step_error"] for row in first[-47:-21]) == 1
+    assert sum(not row["step_error"] for row in first[-65:-39]) == 1
     for found, middle, most, count, middle_step, most_step in (
-        (newest, 0.0175, 0.075, 16, 0.0145, 0.067), (latest, 0.018, 0.12, 14, 0.0235, 0.113),
+        (newest, 0.016, 0.07, 16, 0.0145, 0.0625), (latest, 0.0225, 0.12, 14, 0.0225, 0.113),
     ):  # fmt: skip
-        by_another_torch = [row for row in found if row["name"] == "mobilenet_v2@128"]
-        assert max(errors(by_another_torch, "device_error")) < 0.129
         assert median(errors(found, "device_error")) < middle
-        assert max(errors([row for row in found if row not in by_another_torch], "device_error")) < most
+        assert max(errors(found, "device_error")) < most
         bound_by_device = [row for row in found if row["bound"] != "host"]
         assert len(bound_by_device) == count
         assert median(errors(bound_by_device, "step_error_profile_host")) < middle_step
@@ -303,18 +301,31 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     paced = [row for row in newest if row["bound"] == "host"]
     assert median(errors(paced, "step_error")) < 0.09
     assert max(errors([row for row in paced if not row["name"].startswith("convnext")], "step_error")) < 0.305
-    assert max(errors(newest, "peak_error")) < 0.027
-    assert all(row["within_interval"] == "true" for row in newest)
+    assert max(errors(newest, "peak_error")) < 0.0272
+    assert sum(row["within_interval"] == "true" for row in newest) >= 25
     images = [row for row in latest if "@" in row["name"]]
     assert len(images) == 4
-    assert max(errors(images, "step_error")) < 0.23, "up to 40% while launches alone counted"
-    assert max(errors(latest, "peak_error")) < 0.066
+    assert max(errors(images, "step_error")) < 0.24, "up to 40% while launches alone counted"
+    assert max(errors(latest, "peak_error")) < 0.054
     assert sum(row["within_interval"] == "true" for row in latest) >= 17
-    assert sum(row["device_within"] == "true" for row in latest) >= 14
+    assert sum(row["device_within"] == "true" for row in latest) >= 15
     drawn_images = [row for row in rows if row["mode"] == "compile" and "@" in row["name"] and row["bound"] == "host"]
     assert median(errors(drawn_images, "step_error")) < 0.2, "24% while launches alone counted"
+    all_rested += latest
     assert median(errors(all_rested, "device_error")) < 0.0155
-    assert 0.85 <= sum(row["device_within"] == "true" for row in all_rested) / len(all_rested) <= 0.97
+    assert sorted(errors(all_rested, "device_error"))[-2] < 0.079, "but for a decode of 31 x 6,144"
+    assert all((row["used_in_intervals"] == "true") == (row in all_rested) for row in rows)
+    # the twelfth, forecast before it ran: by the widths that those before set
+    assert median(errors(blind, "device_error")) < 0.021
+    assert max(errors(blind, "device_error")) < 0.063
+    bound_by_device = [row for row in blind if row["bound"] != "host"]
+    assert len(bound_by_device) == 15
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0185
+    assert max(errors(bound_by_device, "step_error_profile_host")) < 0.0395
+    assert max(errors([row for row in blind if row["bound"] == "host"], "step_error")) < 0.29
+    assert max(errors(blind, "peak_error")) < 0.013
+    assert sum(row["within_interval"] == "true" for row in blind) == 17
+    assert 0.85 <= sum(row["device_within"] == "true" for row in blind) / len(blind) <= 0.97
     trained = [row for row in rows if row["mode"] == "compile" and row["phase"] == "train" and row["attention_error"]]
     assert len(trained) >= 50
     assert median(errors(trained, "attention_error")) < 0.025, "6.6% by a law over calls without masks"
@@ -394,7 +405,8 @@ def test_memory_of_bitsandbytes_steps_is_what_the_guide_says() -> None:
 @pytest.mark.parametrize(
     ("suite", "name", "chosen"),
     [
-        ("inference", "qwen3-4b", {"phase": "decode", "context": 4096}),
+        ("inference", "qwen3-4b", {"phase": "decode", "context": 4096, "mode": "eager"}),
+        ("random", "qwen3-4b-d15", {"mode": "compile"}),
         ("fine-tune", "qwen3-0.6b", {"optimizer": "muon"}),
         ("adamw-triton", "w512-d4", {}),
     ],
@@ -404,7 +416,8 @@ def test_the_tables_are_what_today_s_code_says(suite: str, name: str, chosen: di
         return plan.name == name and all(getattr(plan, field) == value for field, value in chosen.items())
 
     ((*found,),) = compare_folders(
-        [StepsFolder(REPORTS["nvidia-h200"] / suite, find_profile("nvidia-h200"), is_wanted=is_wanted)]
+        [StepsFolder(REPORTS["nvidia-h200"] / suite, find_profile("nvidia-h200"), is_wanted=is_wanted)],
+        find_stream=stream_of_its_torch if suite == "random" else None,
     )
     kept = [row for row in rows_of(suite) if row["name"] == name and all(row[f] == str(v) for f, v in chosen.items())]
     assert [row.step.forecast for row in found] == pytest.approx(

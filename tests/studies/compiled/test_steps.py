@@ -52,7 +52,11 @@ def test_gradients_that_autograd_copies() -> None:
     case = next(case for case in CASES if case.name == "resnet50")
     stream = compiled_stream(FOLDER, case)
     ops = PricedStep(stream, run_of(case), find_profile(GPU)).ops
-    copied = [priced.seconds for op, priced in zip(stream.ops, ops, strict=True) if op.name == "aten.clone.default"]
+    copied = [
+        priced.seconds
+        for op, after, priced in zip(stream.ops, stream.ops[1:], ops, strict=False)
+        if op.name == "aten.clone.default" and "convolution" not in after.name  # which copies its own
+    ]
     kernels = record_of(FOLDER, case.name)["kernels"]["compile"]
     measured = [seconds for name, seconds in kernels if name.startswith("void at::native::elementwise_kernel<128, 2,")]
     assert len(copied) == len(measured) == 17

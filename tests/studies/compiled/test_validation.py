@@ -11,6 +11,8 @@ from flopcast.roofline.step.priced_step import MANY_GRAPHS_TOLD
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.validation.architectures import architectures
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
+from studies.beside_evidence import SETS_INTERVALS, plans_of
+from studies.compiled.another_torch import STEPS
 from studies.compiled.validate import MODES
 from studies.compiled.validation import FOLDERS, breaks, compared, is_judged, kept_stream, launched, report
 from studies.power import again
@@ -124,7 +126,7 @@ def test_intervals_hold_what_they_say(steps: Steps) -> None:
     both = device + [row.device for row in again.compared() if row.device.is_within is not None]
     assert len(both) > 90
     assert 0.85 <= sum(bool(part.is_within) for part in both) / len(both) <= 0.97
-    assert median(part.interval_width or 0.0 for part in device) <= 0.08
+    assert median(part.interval_width or 0.0 for part in device) <= 0.1, "7% held 83% of steps drawn afterwards"
     assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 0.9 * len(rows)
 
 
@@ -204,7 +206,10 @@ def test_the_page_is_what_the_measurements_give(steps: Steps, elsewhere: Steps, 
 
 
 def test_the_spread_of_hosts_that_ships_is_what_the_steps_give(steps: Steps) -> None:
-    """Those of kernels come from recorded steps besides, which take longer (`python -m studies.compiled.intervals`)."""
+    """And drawn ones, which take longer (`python -m studies.compiled.intervals`): by these alone it is wider, since of
+    the eight that the host bounds most ran on hosts of another pace than their tiny models."""
     found, shipped = estimate([row for rows in steps.values() for row in rows]), spreads("compile")
-    assert found.host_same_run == pytest.approx(shipped.host_same_run, abs=2e-3)
-    assert set(found.source["steps"]) < set(shipped.source["steps"])
+    assert 0.15 < shipped.host_same_run < found.host_same_run < 0.4
+    drawn = [plan for run in SETS_INTERVALS for plan in plans_of(STEPS / run)]
+    assert len(drawn) == 103
+    assert {*found.source["steps"], *(plan.name for plan in drawn)} < set(shipped.source["steps"])
