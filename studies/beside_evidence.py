@@ -16,14 +16,11 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records import records
-from flopcast.microbench.records.rows import StepRow, select
 from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
-from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
 from flopcast.roofline.validation.step_comparison import StepComparison, write_csv
 from studies.command import parser_of
-from studies.compiled.another_torch import stream_of_its_torch
+from studies.compiled.another_torch import plans_of, stream_of_its_torch
 from studies.imports import ROOT
 from studies.markdown import table
 
@@ -137,11 +134,6 @@ def main() -> None:
         first = folder / "first.csv"
         (folder / "README.md").write_text(readme(suite, gpu, rows, first_errors(first)), encoding="utf-8")
         print(folder.relative_to(ROOT), f"{len(rows)} steps")
-
-
-def plans_of(run: Path) -> list[StepPlan]:
-    """The steps that a run timed."""
-    return [plan_of(row) for row in select(records.read(run).rows, StepRow)]
 
 
 def first_errors(path: Path) -> Mapping[tuple[str, ...], Mapping[str, float]]:

@@ -27,7 +27,8 @@ from flopcast.microbench.timing.operands import Call
 from flopcast.microbench.timing.policy import QUICK
 
 ROUNDS = 5  # readings of each
-ROUGHLY = (5e14, 4e12, 4e-6)  # FLOP/s, B/s and least seconds of a product, to say how many calls a graph has
+# A product's rough time, by which its calls in a graph are counted.
+FLOPS_PER_SECOND, BYTES_PER_SECOND, LEAST_SECONDS = 5e14, 4e12, 4e-6
 
 
 def ways(shape: Gemm, config: MatmulConfig | None = None) -> Mapping[str, Callable[[Sequence[Tensor]], Call]]:
@@ -64,8 +65,7 @@ def timed(
     timer: CudaTimer, shape: Gemm, operands: Sequence[Tensor], rounds: int = ROUNDS, config: MatmulConfig | None = None
 ) -> dict[str, Contender]:
     """By backend, the readings of both in turn, over operands that together are three times the L2."""
-    flops_per_second, bytes_per_second, least = ROUGHLY
-    count = calls_in_graph(max(shape.flops / flops_per_second, shape.bytes / bytes_per_second, least))
+    count = calls_in_graph(max(shape.flops / FLOPS_PER_SECOND, shape.bytes / BYTES_PER_SECOND, LEAST_SECONDS))
     sets = operand_sets(operands, timer.cache_bytes, count)
     return interleaved(timer, ways(shape, config), sets, count, rounds)
 

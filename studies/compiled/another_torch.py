@@ -65,7 +65,12 @@ def main() -> None:
 def plans() -> Iterator[StepPlan]:
     """Of the drawn steps those that are compiled."""
     for run in step_folders(STEPS):
-        yield from (plan for row in select(records.read(run).rows, StepRow) if (plan := plan_of(row)).mode == "compile")
+        yield from (plan for plan in plans_of(run) if plan.mode == "compile")
+
+
+def plans_of(run: Path) -> list[StepPlan]:
+    """The steps that a run timed."""
+    return [plan_of(row) for row in select(records.read(run).rows, StepRow)]
 
 
 def make_streams() -> None:

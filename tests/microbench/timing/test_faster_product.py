@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import flopcast
-from flopcast.kernels.matmul_chosen import backend_of
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.timing.faster_product import measured_choice, operands_of, ways
 
@@ -49,7 +48,7 @@ def test_the_faster_one_is_timed_unless_a_graph_is_captured() -> None:
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("mode", ["", "default", "reduce-overhead"])
-def test_a_patched_model_asks_once_a_shape_and_trains_as_before(mode: str) -> None:
+def test_a_patched_model_trains_as_before(mode: str) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -75,7 +74,4 @@ def test_a_patched_model_asks_once_a_shape_and_trains_as_before(mode: str) -> No
     torch.compiler.reset()
     flopcast.patch(model, matmul="measured")
     assert losses() == pytest.approx(plain, rel=5e-3)
-    name = model.model.layers[0].mlp.up_proj._flopcast_products
-    picked = backend_of(name, 512, 1536, 512, torch.bfloat16, "nt")
-    assert picked in ("torch", "triton")
     torch.compiler.reset()

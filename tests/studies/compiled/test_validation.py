@@ -11,8 +11,8 @@ from flopcast.roofline.step.priced_step import MANY_GRAPHS_TOLD
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.validation.architectures import architectures
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
-from studies.beside_evidence import SETS_INTERVALS, plans_of
-from studies.compiled.another_torch import STEPS
+from studies.beside_evidence import SETS_INTERVALS
+from studies.compiled.another_torch import STEPS, plans_of
 from studies.compiled.validate import MODES
 from studies.compiled.validation import FOLDERS, breaks, compared, is_judged, kept_stream, launched, report
 from studies.power import again
