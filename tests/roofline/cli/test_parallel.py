@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
-SMALL = ("--width", "256", "--depth", "3", "--vocab", "1024", "--batch", "2", "--seq", "64")
+SMALL = ("--width", "256", "--depth", "2", "--vocab", "1024", "--batch", "2", "--seq", "64")
 H200 = ("--gpu", "H200", "--optimizer", "adamw-fused")
 
 
@@ -97,7 +97,7 @@ def test_a_pipelines_bubble_is_told_apart(flopcast: Flopcast) -> None:
 
 def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    step = "256,3,1024,2,64,adamw-fused"
+    step = "256,2,1024,2,64,adamw-fused"
     rows = [f"{step},{layout}" for layout in ("fsdp=2", "none", "zero=2")]
     source.write_text("\n".join(["width,depth,vocab,batch,seq,optimizer,parallel", *rows]))
     assert flopcast("sweep", "--gpu", "H200", "--from", source, "--out", out).code == 0
@@ -113,8 +113,9 @@ def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
         (("--parallel", "ddp"), "'ddp' is no part of a layout; valid are ddp=8"),
         (("--parallel", "zero1=2,pp=2"), "pp and zero1 are not modelled together; valid together are zero2"),
         (("--parallel", "tp=3"), "tp=3 does not divide heads 2"),
-        (("--parallel", "pp=3"), "1f1b needs at least as many as stages; valid are accumulate 3 and above"),
-        (("--parallel", "pp=2:gpipe"), "pp=2 does not divide layers 3: valid are 1, 3"),
+        (("--depth", "3", "--parallel", "pp=3"),
+         "1f1b needs at least as many as stages; valid are accumulate 3 and above"),
+        (("--depth", "3", "--parallel", "pp=2:gpipe"), "pp=2 does not divide layers 3: valid are 1, 3"),
         (("--parallel", "ep=2"), "ep=2: the model has no experts to divide; leave ep out"),
         (("--parallel", "tp=2", "--mode", "compile"), "mode compile with parallel tp=2: what torch compiles of layers"),
         (("--parallel", "ddp=2", "--mode", "compile-graphs"), "mode compile-graphs with parallel ddp=2: a CUDA graph"),
@@ -164,7 +165,7 @@ def test_what_has_no_layout_exits_with_2(
 
 
 def test_layouts_are_ranked(flopcast: Flopcast) -> None:
-    step = (*H200, *SMALL, "--heads", "2", "--kv-heads", "1", "--parallel", "auto")
+    step = (*H200, *SMALL, "--depth", "1", "--heads", "2", "--kv-heads", "1", "--parallel", "auto")
     done = flopcast("predict", *step, "--num-gpus", "2")
     assert done.code == 0, done.err
     assert "5 of 5 layouts fit" in " ".join(done.out.split())
