@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.roofline.dollars import standard
 from flopcast.roofline.dollars.standard import MODELS, standard_gpu
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.views.figures.width_checks import read_checks
 from flopcast.roofline.views.page import index as page_index
+from flopcast.roofline.views.page import standard as page_standard
 from flopcast.roofline.views.page import widths
 from flopcast.roofline.views.page.extra import extra_sections
 from flopcast.roofline.views.page.widths import multiple_to_keep
@@ -76,7 +78,13 @@ def test_an_index_is_kept_up_to_date_and_none_is_made_unasked(tmp_path: Path) ->
         page_index.keep(tmp_path / "a", tmp_path / "nowhere")
 
 
-def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(tmp_path: Path, h200: Profile) -> None:
+def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(
+    tmp_path: Path, h200: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two models: the one between them would be a column like theirs, and take five seconds to forecast."""
+    models = MODELS[0], MODELS[-1]
+    for each in (standard, page_standard):
+        monkeypatch.setattr(each, "MODELS", models)
     page(tmp_path / "nvidia-h200", "nvidia-h200")
     price = latest(load_prices(), "nvidia-h200")
     gpus = [standard_gpu(h200, price), standard_gpu(find_profile("nvidia-l4"), None)]
@@ -84,22 +92,22 @@ def test_the_index_begins_with_what_standard_models_cost_on_each_gpu(tmp_path: P
     table = text[text.index('id="table-gpus"') : text.index("</table>")]
     rows = [re.findall(r'data-v="([^"]*)"', row) for row in table.split("<tr>")[2:]]
     keys = re.findall(r'data-key="([^"]*)"', table)
-    h200, l4 = (dict(zip(keys, row, strict=True)) for row in rows)
+    on_h200, on_l4 = (dict(zip(keys, row, strict=True)) for row in rows)
     assert text.index('id="table-gpus"') < text.index("<article")
     assert '<a href="nvidia-h200/report.html">nvidia-h200</a>' in table
     assert table.count("<a href") == 1  # the L4 has no page here
-    for model in MODELS:
+    for model in models:
         step = gpus[0].step_of(model)
-        low, value, high = (float(h200[f"{model}/step_seconds{end}"]) for end in ("_low", "", "_high"))
+        low, value, high = (float(on_h200[f"{model}/step_seconds{end}"]) for end in ("_low", "", "_high"))
         assert low < value < high
         assert value == pytest.approx(step.forecast.step_seconds, rel=1e-5)
         usd = price.usd_per_hour / 3600 * value / 8192 * 1e6 if price else 0.0
-        assert float(h200[f"{model}/usd_per_mtoken"]) == pytest.approx(usd, rel=1e-4)
+        assert float(on_h200[f"{model}/usd_per_mtoken"]) == pytest.approx(usd, rel=1e-4)
     assert price is not None
-    assert h200["price_date"] == price.date.isoformat()
-    assert l4["qwen3-0.6b/step_seconds"]
-    assert l4["qwen3-0.6b/usd_per_mtoken"] == ""  # no price was given
-    assert l4["qwen3-4b/step_seconds"] == ""  # 64 GB of weights and states do not fit into 24
+    assert on_h200["price_date"] == price.date.isoformat()
+    assert on_l4["qwen3-0.6b/step_seconds"]
+    assert on_l4["qwen3-0.6b/usd_per_mtoken"] == ""  # no price was given
+    assert on_l4["qwen3-4b/step_seconds"] == ""  # 64 GB of weights and states do not fit into 24
 
 
 def test_the_multiple_to_keep_comes_from_this_gpus_own_products(h200: Profile) -> None:
