@@ -2,10 +2,12 @@
 
     python -m studies.compiled.generated reports/nvidia-h200/compiled-steps [--out generated.md] [--write]
 
-Fitted: six small steps (`FIT`), of transformers, an MLP and a convolutional network. Held out: all others that the
-folder has, by whose kernels nothing of the law was chosen. Those of other models (`UNLIKE`) say how far the law may be
-off: its deviations are theirs, and the whole Qwen3-0.6B tells whether these are right. The times are those of kernels
-within real steps: operands lie in the L2 or not as the step leaves them. `--write` replaces the shipped parameters.
+Fitted: six small steps (`FIT`), of transformers, an MLP and a convolutional network, and kernels timed by themselves
+that read and write in different shares (`traffic.py`), all but those of middle size. Held out: these, and all other
+steps that the folder has, by whose kernels nothing of the law was chosen. Those of other models (`UNLIKE`) say how far
+the law may be off: its deviations are theirs, and the whole Qwen3-0.6B tells whether these are right. The times of steps
+are those of kernels within them: operands lie in the L2 or not as the step leaves them. `--write` replaces the shipped
+parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -37,13 +39,18 @@ UNLIKE = ("vit-b16", "llama-3.2-1b-l2", "qwen3-1.7b-l2", "qwen3-4b-l2", "qwen3-m
 # Where the search begins: what a datasheet and a profiler let one expect.
 START = GeneratedLaw(
     floor=0.7e-6, load=0.4e-6, ramp=1e-6, ramp_bytes=5e6, step=0.15e-6, chain=1.4e-6, reduction=0.5e-6, turn=0.2e-6,
-    read=0.9, written=0.95, cached=25.0, resident=0.9, arithmetic=1 / 128, trigonometric=0.2, access=0.06, request=0.04,
-    gather=0.15, tail=1.0, overlap=3.0,
+    read=0.9, written=0.95, turned=0.2, cached=25.0, resident=0.9, arithmetic=1 / 128, trigonometric=0.2, access=0.06,
+    request=0.04, gather=0.15, program=1.0, tail=1.0, overlap=3.0, overlap_pointwise=6.0,
 )  # fmt: skip
 FARTHEST = 4.0  # from there, in log
 # A residual beyond which a kernel counts less: Triton's choice among configurations alone moves some by a fifth.
 ROBUST = 0.1
 SHARE = 5.0  # how much a kernel's share of its step's time adds to its weight
+# The same of those that were timed by themselves, seven times each: there are thirty of them, and no step tells how
+# memory turns from reading to writing, or how fast programs begin.
+SHARE_ALONE = 75.0
+TRAFFIC = "traffic"  # their name, and the folder's beside that of the steps
+HELD_BYTES = (150e6, 500e6)  # of these none is fitted: the size in the middle
 EDGES = (5e-6, 15e-6, 50e-6, 150e-6)  # seconds, between which kernels have a deviation of their own
 
 
@@ -63,12 +70,12 @@ def main() -> None:
     cases = cases_of(options.folder)
     if missing := {*FIT, *UNLIKE} - set(cases):
         parser.error(f"{options.folder} has no {', '.join(sorted(missing))}, which the law is made of")
-    rows = [row for case in cases for row in rows_of(options.folder, case)]
+    rows = [row for case in cases for row in rows_of(options.folder, case)] + alone(options.folder.parent / TRAFFIC)
     rates = rates_of(find_spec(GPU))
-    fit = [row for row in rows if row.case in FIT]
+    fit = [row for row in rows if is_fitted(row)]
     law = fitted_law(fit, rates)
     spreads = deviations([row for row in rows if row.case in UNLIKE], law, rates)
-    source = f"compiled steps {', '.join(FIT)}; deviations by {', '.join(UNLIKE)}"
+    source = f"compiled steps {', '.join(FIT)}; kernels alone; deviations by {', '.join(UNLIKE)}"
     known = Fitted(gpu=GPU, law=law, spreads=spreads, source=source)
     shown = report(rows, known, rates)
     hand_over(shown, known, FILE, options)
@@ -80,6 +87,19 @@ def rows_of(folder: Path, case: str) -> list[Row]:
     return [Row(case, one.launch.name, kernel_of_launch(one.launch), one.seconds) for one in timed]
 
 
+def alone(folder: Path) -> list[Row]:
+    """The kernels that were timed by themselves, those of middle size as a case that is held out."""
+    least, most = HELD_BYTES
+    return [
+        replace(row, case=f"{TRAFFIC}, held out") if least < row.kernel.bytes < most else row
+        for row in rows_of(folder, TRAFFIC)
+    ]
+
+
+def is_fitted(row: Row) -> bool:
+    return row.case in (*FIT, TRAFFIC)
+
+
 def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
     """The parameters of least log residuals. A kernel that a step launches often counts as one, and more by its share
     of the step's time."""
@@ -87,8 +107,9 @@ def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
     totals: dict[str, float] = defaultdict(float)
     for row in rows:
         totals[row.case] += row.measured
+    shares = [(SHARE_ALONE if row.case == TRAFFIC else SHARE) * row.measured / totals[row.case] for row in rows]
     weights = np.array(
-        [math.sqrt(1.0 / launches[row.case, row.name] + SHARE * row.measured / totals[row.case]) for row in rows]
+        [math.sqrt(1.0 / launches[row.case, row.name] + share) for row, share in zip(rows, shares, strict=True)]
     )
     measured = np.log([row.measured for row in rows])
     names = [field.name for field in fields(GeneratedLaw)]
@@ -124,10 +145,10 @@ def deviations(rows: Sequence[Row], law: GeneratedLaw, rates: Rates) -> list[Spr
 
 
 def report(rows: Sequence[Row], known: Fitted, rates: Rates) -> str:
-    fit, held = ([row for row in rows if (row.case in FIT) is wanted] for wanted in (True, False))
+    fit, held = ([row for row in rows if is_fitted(row) is wanted] for wanted in (True, False))
     head = ["", "launches", "measured ms", "sum", "launch, median", "90%", "in the interval"]
     told = (
-        f"{len(fit)} kernels of {len(FIT)} steps fitted, {len(held)} of {len({row.case for row in held})} held out. "
+        f"{len(fit)} kernels fitted, of {len(FIT)} steps and of some timed by themselves; {len(held)} held out. "
         "Seconds are those of kernels within steps, with the L2 as a step leaves it; intervals are those of 90%, "
         f"by the deviations of {', '.join(UNLIKE)}. `python -m studies.compiled.generated`."
     )

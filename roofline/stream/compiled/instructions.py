@@ -84,10 +84,10 @@ class _Counter:
         self.addresses = _addresses(kernel.body)
         self.of_addresses: dict[str, tuple[float, frozenset[str]]] = {}  # instructions, and what they begin from
         self.charged: dict[str, float] = {}  # how many times a name that addresses come from was evaluated, a place
-        fastest = self._fastest(frozenset(sizes))
+        self.fastest = self._fastest(frozenset(sizes))
         self.known = {
             f"{axis}{'_' if axis.startswith('r') else ''}index": _Known(
-                frozenset({axis}), 0, {axis: 1.0}, LONG, LONG if axis in fastest else 1
+                frozenset({axis}), 0, {axis: 1.0}, LONG, LONG if axis in self.fastest else 1
             )
             for axis in sizes
         }
@@ -227,7 +227,7 @@ class _Counter:
             is_power = divisor > 0 and not divisor & (divisor - 1)
             self._add(axes, arithmetic=1.0 if is_power else INTEGER_DIVISION)
             if one.strides is not None and divisor > 0:
-                found = _divided(one, divisor, isinstance(op, ast.Mod))
+                found = _divided(one, divisor, isinstance(op, ast.Mod), self.fastest)
         elif isinstance(op, ast.Div):
             self._add(axes, arithmetic=DIVISION[0], special=DIVISION[1])
         else:
@@ -372,14 +372,16 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float], sign: float) -> M
     return {axis: one.get(axis, 0.0) + sign * other.get(axis, 0.0) for axis in {**one, **other}}
 
 
-def _divided(index: _Known, divisor: int, is_remainder: bool) -> _Known:
-    """Within a run of `divisor` neighbours the remainder goes on and the quotient stays."""
+def _divided(index: _Known, divisor: int, is_remainder: bool, fastest: Axes) -> _Known:
+    """Within a run of `divisor` neighbours the remainder goes on and the quotient stays. Of what is the same for all
+    neighbours of a run, the number of a head say, both stay."""
     power = _power(divisor)
     assert index.strides is not None
+    run = min(index.run, power) if any(index.strides.get(axis) for axis in fastest) else index.run
     if is_remainder:
         strides = {axis: stride if stride < divisor else 0.0 for axis, stride in index.strides.items()}
-        return index._replace(strides=strides, run=min(index.run, power), multiple=min(index.multiple, power))
-    return index._replace(strides=dict.fromkeys(index.strides, 0.0), run=min(index.run, power), multiple=1)
+        return index._replace(strides=strides, run=run, multiple=min(index.multiple, power))
+    return index._replace(strides=dict.fromkeys(index.strides, 0.0), run=run, multiple=1)
 
 
 def _power(number: int) -> int:

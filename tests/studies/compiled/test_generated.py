@@ -14,6 +14,7 @@ from flopcast.roofline.stream.compiled.launches import Kind, Work
 from studies.compiled import generated
 
 RATES = rates_of(find_spec(generated.GPU))
+REPORTS = FILE.parents[2] / "reports" / "nvidia-h200"
 
 
 def row(size: int, arithmetic: float, factor: float = 1.0) -> generated.Row:
@@ -35,13 +36,13 @@ def test_a_law_is_found_again_in_the_times_that_it_gives_though_one_is_wrong() -
 def test_the_table_says_what_was_fitted_and_what_was_held_out() -> None:
     known, held = row(2**20, 0.0), replace(row(2**22, 0.0, factor=1 / 1.1), case="another")
     shown = generated.report([replace(known, case=generated.FIT[0]), held], fitted(), RATES)
-    assert "1 kernels of 6 steps fitted, 1 of 1 held out" in shown
+    assert "1 kernels fitted, of 6 steps and of some timed by themselves; 1 held out" in shown
     assert "| another | 1 | 0.00 | +10.0% | 10.0% | 10.0% |" in shown
 
 
 def test_what_ships_is_what_the_recorded_steps_give() -> None:
-    folder = FILE.parents[2] / "reports" / "nvidia-h200" / "compiled-steps"
-    rows = [one for case in generated.FIT for one in generated.rows_of(folder, case)]
+    rows = [one for case in generated.FIT for one in generated.rows_of(REPORTS / "compiled-steps", case)]
+    rows += [one for one in generated.alone(REPORTS / generated.TRAFFIC) if generated.is_fitted(one)]
     found = generated.fitted_law(rows, RATES)
     for one in rows:
         assert seconds(one.kernel, RATES, found) == pytest.approx(seconds(one.kernel, RATES, fitted().law), rel=0.01)

@@ -81,6 +81,15 @@ def test_rows_of_an_odd_length_are_loaded_one_by_one() -> None:
     assert odd.accesses == 8 * even.accesses
 
 
+def test_a_head_repeated_for_several_others_is_loaded_as_wide_as_it_is_stored() -> None:
+    """A cache of keys that is repeated for each query's head: neighbours share the head's number."""
+    each, shared = (
+        pointwise("tmp0", f"in_ptr0 + (x0 % 65536 + 65536*(x0 // 65536 % 16 // {heads}))") for heads in (1, 2)
+    )
+    assert shared.accesses == each.accesses
+    assert pointwise("tmp0", "in_ptr0 + (x0 // 2)").accesses > each.accesses, "neighbours differ"
+
+
 def test_where_rows_end_at_an_odd_place_each_element_has_its_own_condition() -> None:
     """Inductor pads rows of 50,257 so that they begin at 16 bytes; they still end within a vector."""
     body = "x0 = xindex\nr0_1 = r0_index\ntmp0 = tl.load(in_ptr0 + (r0_1 + 50264*x0), {mask})"
