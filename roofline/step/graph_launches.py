@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.host_graphs import (
+    ENTERING_INFERENCE,
     GIVEN,
     GIVEN_KINDS,
     GRADIENT,
@@ -43,10 +44,11 @@ def graph_launches(stream: Stream, host: HostCosts) -> dict[int, GraphLaunch]:
     mode = stream.meta["mode"]
     costs, is_captured = host.graph_costs(mode), mode == "compile-graphs"
     worth = [1.0] * len(stream.ops) if is_captured else launches_worth(stream)
+    of_step = ENTERING_INFERENCE if _is_inference(stream) and not is_captured else 1.0
     found: dict[int, GraphLaunch] = {}
     for number, ((_, first, last), share) in enumerate(zip(stream.meta["graphs"], shares(stream), strict=True), 1):
         for i in range(first, last + 1):
-            entering = share * costs.entry(stream.ops[first].phase) if i == first else 0.0
+            entering = of_step * share * costs.entry(stream.ops[first].phase) if i == first else 0.0
             found[i] = GraphLaunch(costs.launch * worth[i] + entering, number if is_captured else 0)
     return found
 
@@ -55,7 +57,7 @@ def graph_launches(stream: Stream, host: HostCosts) -> dict[int, GraphLaunch]:
 def launches_worth(stream: Stream) -> list[float]:
     """Returns for each operation in a compiled graph the launches that it costs the host, with the tensors that its
     graph is given, where a forward reads them first, and the gradients, where a backward writes them first."""
-    if not any(op.phase == "backward" for op in stream.ops):
+    if _is_inference(stream):
         return [OF_INFERENCE] * len(stream.ops)
     found = [1.0] * len(stream.ops)
     for _, first, last in stream.meta["graphs"]:
@@ -74,6 +76,10 @@ def launches_worth(stream: Stream) -> list[float]:
                 GIVEN * sum(kind in GIVEN_KINDS for kind in kinds) if is_forward else GRADIENT * kinds.count("gradient")
             )
     return found
+
+
+def _is_inference(stream: Stream) -> bool:
+    return not any(op.phase == "backward" for op in stream.ops)
 
 
 def shares(stream: Stream) -> Iterator[float]:

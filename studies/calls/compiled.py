@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,15 @@ from flopcast.microbench.recipe.compiling import FIRST_STEPS, body_of, compile_m
 from flopcast.microbench.recipe.inference import build_inference
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.recipe.training_step import build, build_module
-from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, Calls, fit_graph_costs
+from flopcast.roofline.gpu.profile.host_graphs import (
+    ENTERING,
+    GIVEN,
+    GRADIENT,
+    HEAVIER_CALLS,
+    OF_INFERENCE,
+    Calls,
+    fit_graph_costs,
+)
 from flopcast.roofline.stream.model.models import Config, load_config, make_config, with_depth
 from studies.calls.convolutions import CHANNELS, IMAGES, LAYERS, SIZE, TOKENS
 from studies.calls.turns import PHASES, ByDepth, Forward, in_turns
@@ -379,36 +388,82 @@ SHIPPED = (
 )  # fmt: skip
 
 
+INFERRED_MODELS = (*CALLS, *(f"{name}/{NO_GRADIENTS}" for name in CONFIGS))
+
+
+def launch_of(rows: Iterable[Row]) -> float:
+    """Seconds of a launch in a process: of a layer of a Qwen3's step over its launches, with what else costs some."""
+    layers = [row for row in rows if row.name == "qwen3" and row.is_layer]
+    return sum(row.seconds for row in layers) / sum(row.cost(SHIPPED) for row in layers)
+
+
 def alone(file: Path) -> dict[str, float]:
     """What a launch costs in a layer of a model whose forward no backward follows, with all else that this costs, by
-    model and kind of call: in launches of a layer of a Qwen3's step, of which the rest is told apart."""
-    layers = [row for row in rows_of(file) if row.is_layer]
-    qwen3 = [row for row in layers if row.name == "qwen3"]
-    launch = sum(row.seconds for row in qwen3) / sum(row.cost(SHIPPED) for row in qwen3)
-    asked = {*CALLS, *(f"{name}/{NO_GRADIENTS}" for name in CONFIGS)}
+    model and kind of call: in launches of a step."""
+    rows = rows_of(file)
     return {
-        row.name: row.seconds / row.counts[0] / launch for row in layers if row.name in asked and row.phase == "forward"
+        row.name: row.seconds / row.counts[0] / launch_of(rows)
+        for row in rows
+        if row.is_layer and row.name in INFERRED_MODELS and row.phase == "forward"
     }
+
+
+def entering(file: Path) -> dict[tuple[str, str], float]:
+    """What entering a graph costs in launches, by model and phase: all that the shallower model costs beyond them."""
+    rows = rows_of(file)
+    launch = launch_of(rows)
+    return {
+        (row.name, row.phase): row.seconds / launch - row.cost(SHIPPED)
+        for row in rows
+        if not row.is_layer and row.name in CONFIGS
+    }
+
+
+def entering_inference(file: Path) -> dict[str, float]:
+    """What entering a graph of inference costs over that of the same model's forward that a backward follows, by model
+    and kind of call."""
+    rows, known = rows_of(file), entering(file)
+    return {
+        row.name: (row.seconds / launch_of(rows) - OF_INFERENCE * row.counts[0]) / known[model, "forward"]
+        for row in rows
+        if not row.is_layer
+        and row.name in INFERRED_MODELS
+        and row.phase == "forward"
+        and ((model := row.name.partition("/")[0]), "forward") in known
+    }
+
+
+def phases_of_qwen3(rows: Sequence[Row]) -> list[tuple[Calls, float]]:
+    """(calls, host seconds) of both phases of both depths of the process's Qwen3, which calibrate a user's host."""
+    own = {(row.phase, row.is_layer): row for row in rows if row.name == "qwen3"}
+    more = DEPTHS_OF_MODELS[1] - DEPTHS_OF_MODELS[0]
+    found = []
+    for phase in PHASES:
+        low, layer = own[phase, False], own[phase, True]
+        counts = tuple(few + more * each for few, each in zip(low.counts, layer.counts, strict=True))
+        high = low._replace(seconds=low.seconds + more * layer.seconds, counts=counts)
+        found += [(calls_of(row), row.seconds) for row in (low, high)]
+    return found
+
+
+def calls_of(row: Row) -> Calls:
+    return Calls(row.cost(SHIPPED), *row.counts[-2:])
+
+
+def noise_of(file: Path) -> float:
+    """What the Qwen3's four phases are off by the three costs that are fitted to them, in logarithms: one degree of
+    freedom is left."""
+    phases = phases_of_qwen3(rows_of(file))
+    costs = fit_graph_costs(phases)
+    return math.sqrt(sum(math.log(costs.seconds(calls) / seconds) ** 2 for calls, seconds in phases))
 
 
 def of_calibrated(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """Errors of whole models that were held out, by the constants that ship and a host that the process's Qwen3s
     calibrate, as a user's is."""
-
-    def calls(row: Row) -> Calls:
-        return Calls(row.cost(SHIPPED), *row.counts[-2:])
-
-    qwen3 = {(row.phase, row.is_layer): row for row in rows if row.name == "qwen3"}
-    measured = []
-    for phase in PHASES:
-        low, layer = qwen3[phase, False], qwen3[phase, True]
-        more = DEPTHS_OF_MODELS[1] - DEPTHS_OF_MODELS[0]
-        counts = tuple(few + more * each for few, each in zip(low.counts, layer.counts, strict=True))
-        high = low._replace(seconds=low.seconds + more * layer.seconds, counts=counts)
-        measured += [(calls(row), row.seconds) for row in (low, high)]
-    costs = fit_graph_costs(measured)
+    costs = fit_graph_costs(phases_of_qwen3(rows), entering=ENTERING)
     return {
-        (row.name, row.phase): costs.seconds(calls(row)) / row.seconds - 1
+        (row.name, row.phase): costs.seconds(calls_of(row)) / row.seconds - 1
         for row in rows
         if row.name in HELD_OUT and not row.is_layer
     }
@@ -422,6 +477,10 @@ def tell() -> None:
         if calls := alone(file):
             told = ", ".join(f"{name} {launches:.2f}" for name, launches in calls.items())
             print(f"{file.parent.name}/{file.stem}, a launch of a forward without gradients, in launches: {told}")
+            told = ", ".join(f"{name} {share:.2f}" for name, share in entering_inference(file).items())
+            print(f"{file.parent.name}/{file.stem}, entering it, over that of a step's forward: {told}")
+        told = ", ".join(f"{name} {phase} {launches:.1f}" for (name, phase), launches in entering(file).items())
+        print(f"{file.parent.name}/{file.stem}, entering a graph, in launches: {told}")
         errors = ", ".join(
             f"{name} {phase} {error:+.0%}" for (name, phase), error in of_calibrated(rows_of(file)).items()
         )

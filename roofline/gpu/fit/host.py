@@ -32,7 +32,7 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.cases import log_spread
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT, HostCosts, combine
-from flopcast.roofline.gpu.profile.host_graphs import Calls, GraphCosts, fit_graph_costs
+from flopcast.roofline.gpu.profile.host_graphs import ENTERING, Calls, GraphCosts, fit_graph_costs
 
 # Factors on `launch` where nothing else was measured: in a model's forward, Python, autograd and autocast add to it.
 FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
@@ -152,7 +152,8 @@ def _compiled(rows: Sequence[FitRow], beside: Mapping[str, Mapping[str, float]])
                 measured.append((Calls(launches, *entries), warm_value(row)))
         if len({bool(calls.forward) for calls, _ in measured}) == 2:
             models = ", ".join(sorted({row["key"].split("/")[1] for row in own}))
-            fitted = fit_graph_costs(measured, f"tiny models: {models}")
+            known = ENTERING if mode == "compile" else None
+            fitted = fit_graph_costs(measured, f"tiny models: {models}", known)
             found[mode] = fitted.scaled(max(steady_ratio(own), LEAST_STEADY_COMPILED))
     return found
 

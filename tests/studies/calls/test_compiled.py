@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from functools import cache
-from statistics import fmean, median
+from math import log, sqrt
+from statistics import fmean, geometric_mean, median, stdev
 
 import pytest
 
-from flopcast.roofline.gpu.profile.host_graphs import GIVEN, GRADIENT, HEAVIER_CALLS, OF_INFERENCE
-from studies.calls.compiled import CALLS, FOLDER, alone, files, in_launches, of_calibrated, rows_of
+from flopcast.roofline.gpu.profile.host_graphs import (
+    ENTERING,
+    ENTERING_INFERENCE,
+    GIVEN,
+    GRADIENT,
+    HEAVIER_CALLS,
+    OF_INFERENCE,
+    PHASE_NOISE,
+    Entry,
+)
+from studies.calls.compiled import (
+    CALLS,
+    FOLDER,
+    alone,
+    entering,
+    entering_inference,
+    files,
+    in_launches,
+    noise_of,
+    of_calibrated,
+    rows_of,
+)
 
 FITTED = sorted((FOLDER / "2").glob("*.json"))  # processes by whose forwards without a backward OF_INFERENCE is
 
@@ -41,6 +62,25 @@ def test_a_launch_of_a_call_with_a_cache_costs_as_much() -> None:
     assert len(of_cache) == 6
     assert fmean(of_cache) == pytest.approx(OF_INFERENCE, rel=0.05)
     assert all(cost == pytest.approx(OF_INFERENCE, rel=0.14) for cost in of_cache)
+
+
+@pytest.mark.parametrize(("phase", "known"), [*zip(("forward", "backward"), ENTERING, strict=True)])
+def test_entering_a_graph_costs_as_many_launches_as_were_measured(phase: str, known: Entry) -> None:
+    measured = [entering(file)["qwen3", phase] for file in files()]
+    assert len(measured) == 7
+    assert geometric_mean(measured) == pytest.approx(known.launches, abs=0.1)
+    assert stdev(map(log, measured)) == pytest.approx(known.sigma, abs=0.01)
+
+
+def test_entering_a_graph_of_inference_costs_the_share_that_was_measured() -> None:
+    shares = [share for file in files() for share in entering_inference(file).values()]
+    assert len(shares) == 12
+    assert fmean(shares) == pytest.approx(ENTERING_INFERENCE, abs=0.01)
+
+
+def test_a_phase_lies_about_its_costs_as_was_measured() -> None:
+    found = [noise_of(file) for file in files()]
+    assert sqrt(fmean(noise**2 for noise in found)) == pytest.approx(PHASE_NOISE, abs=0.005)
 
 
 def test_models_held_out_cost_what_their_launches_do() -> None:

@@ -16,7 +16,7 @@ from flopcast.roofline.gpu.profile.host import (
     default_host,
     sigma_of_another,
 )
-from flopcast.roofline.gpu.profile.host_graphs import MODES, Calls, GraphCosts, fit_graph_costs
+from flopcast.roofline.gpu.profile.host_graphs import MODES, Calls, Entry, GraphCosts, fit_graph_costs
 
 COSTS = GraphCosts(launch=10e-6, forward=1e-3, backward=2e-3, sigma=0.3)
 PHASES = [Calls(100, 1, 0), Calls(200, 0, 1), Calls(1000, 1, 0), Calls(50, 0, 4)]
@@ -25,6 +25,22 @@ PHASES = [Calls(100, 1, 0), Calls(200, 0, 1), Calls(1000, 1, 0), Calls(50, 0, 4)
 def test_exact_phases_give_their_costs_back() -> None:
     found = fit_graph_costs([(calls, COSTS.seconds(calls)) for calls in PHASES])
     assert (found.launch, found.forward, found.backward) == pytest.approx((10e-6, 1e-3, 2e-3))
+
+
+def test_what_is_known_of_entering_counts_for_more_the_less_the_phases_tell() -> None:
+    """Depths that lie far apart tell entering from launching by themselves; two that are alike do not."""
+    known = (Entry(80.0, 0.3), Entry(160.0, 0.3))  # of these costs entering takes 100 and 200 launches
+    apart = [Calls(1, 1, 0), Calls(1000, 1, 0), Calls(1, 0, 1), Calls(1000, 0, 1)]
+    alike = [Calls(2000, 1, 0), Calls(2001, 1, 0), Calls(2000, 0, 1), Calls(2001, 0, 1)]
+    found = {
+        name: fit_graph_costs([(calls, COSTS.seconds(calls)) for calls in phases], entering=known)
+        for name, phases in (("apart", apart), ("alike", alike))
+    }
+    assert found["apart"].forward / found["apart"].launch == pytest.approx(100, rel=0.06)
+    assert found["alike"].forward / found["alike"].launch == pytest.approx(80, rel=0.04)
+    assert found["alike"].backward / found["alike"].launch == pytest.approx(160, rel=0.04)
+    for calls in alike:
+        assert found["alike"].seconds(calls) == pytest.approx(COSTS.seconds(calls), rel=0.05)
 
 
 def test_no_phases_no_costs() -> None:
