@@ -128,6 +128,28 @@ def test_host_costs_are_counted_as_they_were_calibrated(
             assert charged == pytest.approx(expected, rel=1e-9), (optimizer, phase)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_models_python_around_its_layers_is_paid_for_once_a_phase(
+    tiny: dict[str, Any], traced: Tracing, profile: Profile, waits: bool
+) -> None:
+    """After the model has waited for the device; where it waits for nothing, as on our attention, when it begins."""
+    stream = traced(tiny)
+    assert any(op.kind == "sync" for op in stream.ops)
+    if not waits:
+        stream = replace(
+            stream, ops=tuple(op._replace(kind="host" if op.kind == "sync" else op.kind) for op in stream.ops)
+        )
+    assert profile.host is not None
+    fixed = {"forward": 1.0, "backward": 2.0, "optimizer": 4.0}
+    host = replace(
+        profile.host, **{phase: {**getattr(profile.host, phase), "fixed": own} for phase, own in fixed.items()}
+    )
+    items = device_work(stream, Run(), profile, host)
+    beside = [number for number, item in enumerate(items) if item.host_seconds >= 1.0]
+    assert {items[number].phase: int(items[number].host_seconds) for number in beside} == fixed
+    assert (beside[0] == 0) is not waits
+
+
 def test_hot_operands_are_never_slower(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> None:
     stream = traced(tiny)
     assert profile.host is not None
