@@ -113,13 +113,14 @@ def fit_graph_costs(
     if entering is not None:
         forward, backward = entering
         counted = sum(c.launches + forward.launches * c.forward + backward.launches * c.backward for c, _ in measured)
-        launch = sum(seconds for _, seconds in measured) / counted
+        scale = sum(seconds for _, seconds in measured) / counted
         for known, entry in ((forward, (0.0, 1.0, 0.0)), (backward, (0.0, 0.0, 1.0))):
             off = np.array(entry) - np.array([known.launches, 0.0, 0.0])  # nothing, of the cost that is expected
-            shares.append(off / (known.launches * launch) * (PHASE_NOISE / known.sigma))
+            shares.append(off / (known.launches * scale) * (PHASE_NOISE / known.sigma))
             wanted.append(0.0)
     found, _ = nnls(np.array(shares), np.array(wanted))
-    return GraphCosts(*map(float, found), 0.0, source)
+    launch, forward_entry, backward_entry = map(float, found)
+    return GraphCosts(launch, forward_entry, backward_entry, 0.0, source)
 
 
 def mean_graph_costs(hosts: Sequence[GraphCosts], sigma: float) -> GraphCosts:

@@ -141,9 +141,8 @@ def test_a_models_python_around_its_layers_is_paid_for_once_a_phase(
         )
     assert profile.host is not None
     fixed = {"forward": 1.0, "backward": 2.0, "optimizer": 4.0}
-    host = replace(
-        profile.host, **{phase: {**getattr(profile.host, phase), "fixed": own} for phase, own in fixed.items()}
-    )
+    costs: dict[str, Any] = {phase: {**getattr(profile.host, phase), "fixed": own} for phase, own in fixed.items()}
+    host = replace(profile.host, **costs)
     items = device_work(stream, Run(), profile, host)
     beside = [number for number, item in enumerate(items) if item.host_seconds >= 1.0]
     assert {items[number].phase: int(items[number].host_seconds) for number in beside} == fixed
