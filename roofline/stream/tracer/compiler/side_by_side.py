@@ -63,3 +63,4 @@ def _code(asked: Asked) -> OutputCode:
         raise UsageError(f"the step cannot be compiled here: {told}") from None
     finally:
         gc.collect()
+        gc.freeze()  # what torch keeps of this step the next collection need not look through, half a second of it

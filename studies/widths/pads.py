@@ -1,7 +1,7 @@
 """Which products inductor pads while it compiles a model 1,023 wide, by what it timed, and what the kernels then take.
 
-    python -m studies.compiled.pads OUT NAME                      in a process of its own
-    python -m studies.compiled.pads OUT NAME --mode compile-graphs
+    python -m studies.widths.pads OUT NAME                      in a process of its own
+    python -m studies.widths.pads OUT NAME --mode compile-graphs
 
 The pass `pad_mm` times each product as it is and with rows of whole 16 bytes, and takes the faster by a tenth. It times
 what the host launches: of the product one call, of its padded form up to three and six views. OUT/NAME.json gets one

@@ -10,7 +10,7 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
-from studies.compiled.pads import CASE, choice_of
+from studies.widths.pads import CASE, choice_of
 from studies.compiled.validate import plans_of
 from studies.compiled.validation import kept_stream
 from studies.imports import ROOT
