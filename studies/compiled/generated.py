@@ -5,9 +5,9 @@
 Fitted: six small steps (`FIT`), of transformers, an MLP and a convolutional network, and kernels timed by themselves
 that read and write in different shares (`traffic.py`), all but those of middle size. Held out: these, and all other
 steps that the folder has, by whose kernels nothing of the law was chosen. Those of other models (`UNLIKE`) say how far
-the law may be off: its deviations are theirs, and the whole Qwen3-0.6B tells whether these are right. The times of steps
-are those of kernels within them: operands lie in the L2 or not as the step leaves them. `--write` replaces the shipped
-parameters.
+the law may be off: its deviations are theirs, and the whole Qwen3-0.6B tells whether these are right. The times of
+steps are those of kernels within them: operands lie in the L2 or not as the step leaves them. `--write` replaces the
+shipped parameters.
 """
 
 from __future__ import annotations

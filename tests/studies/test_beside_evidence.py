@@ -331,7 +331,7 @@ def test_drawn_steps_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(blind, "peak_error")) < 0.013
     assert sum(row["within_interval"] == "true" for row in blind) == 16
     assert 0.85 <= sum(row["device_within"] == "true" for row in blind) / len(blind) <= 0.97
-    # what was left of the twelfth, and fifteen of the thirteenth: after programs' begins, and what entering graphs costs
+    # four left of the twelfth and fifteen of the thirteenth: after programs' begins, and what entering graphs costs
     decode = next(row for row in thirteenth if row["name"] == "qwen3-4b")  # a cache repeated in 11 us, not 6
     assert median(errors(thirteenth, "device_error")) < 0.0195
     assert max(errors(thirteenth, "device_error")) < 0.121

@@ -10,10 +10,10 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
-from studies.widths.pads import CASE, choice_of
 from studies.compiled.validate import plans_of
 from studies.compiled.validation import kept_stream
 from studies.imports import ROOT
+from studies.widths.pads import CASE, choice_of
 
 GPU = "nvidia-h100-sxm"
 PROCESSES = json.loads((ROOT / "reports" / GPU / "pads.json").read_text())

@@ -24,6 +24,7 @@ from flopcast.roofline.gpu.profile.host import (
     host_in,
     machines_of,
 )
+from flopcast.roofline.gpu.profile.host_graphs import ENTERING
 from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
@@ -121,11 +122,11 @@ def test_layers_are_shown_in_ms_with_their_spread(host: HostCosts) -> None:
 
 
 def compiled_rows(mode: str, process: int, scale: float = 1.0) -> list[dict[str, Any]]:
-    """Two depths of a compiled tiny model: 10 us per launch, 1 ms per forward graph and 2 per backward graph."""
+    """Two depths of a compiled tiny model: 10 us per launch, and for a graph's entry as many as are known to."""
     found = []
     for depth in (2, 6):
-        for phase, launches, entry in (("forward", 30, 1e-3), ("backward", 50, 2e-3)):
-            own = samples(scale * (entry + 10e-6 * launches * depth), 1.0, (0.98, 1.0, 1.02))
+        for phase, launches, entry in zip(("forward", "backward"), (30, 50), ENTERING, strict=True):
+            own = samples(scale * 10e-6 * (entry.launches + launches * depth), 1.0, (0.98, 1.0, 1.02))
             counts = {"launch": float(launches * depth), "graph": 1.0}
             found.append({"key": f"host/qwen3-adamw-{mode}/process{process}/depth{depth}/{phase}", "status": "ok",
                           "samples": own, "n": len(own), "value": sorted(own)[len(own) // 2], "counts": counts,
@@ -143,7 +144,8 @@ def test_compiled_tiny_models_calibrate_their_mode_and_no_other(host: HostCosts)
     assert found.forward == pytest.approx(host.forward)
     assert list(found.compiled) == ["compile"]
     costs = found.graph_costs("compile")
-    assert (costs.launch, costs.forward, costs.backward) == pytest.approx((11e-6, 1.1e-3, 2.2e-3))
+    entries = (11e-6 * entry.launches for entry in ENTERING)
+    assert (costs.launch, costs.forward, costs.backward) == pytest.approx((11e-6, *entries))
     assert costs.sigma == found.sigma  # two processes lie as far apart compiled as eager, as a third one will
     assert found.graph_costs("compile-graphs").sigma > default_host().graph_costs("compile-graphs").sigma
 
