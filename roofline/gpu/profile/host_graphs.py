@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 # Launches that entering the graph of a Qwen3's forward, and of its backward, costs the host: the same study, of seven
 # processes on three machines whose device was idle. Two depths of a tiny model hardly tell entering from launching:
-# by their fits alone entering cost 27 to 149 launches in nineteen processes that ran steps.
+# by their fits alone entering a forward cost 27 to 149 launches in nineteen processes that ran steps.
 ENTERING = (Entry(48.6, 0.28), Entry(38.0, 0.35))
 
 # Entering a graph of inference, over that of a forward that a backward follows: the same study.
@@ -115,7 +115,7 @@ def fit_graph_costs(
         counted = sum(c.launches + forward.launches * c.forward + backward.launches * c.backward for c, _ in measured)
         scale = sum(seconds for _, seconds in measured) / counted
         for known, entry in ((forward, (0.0, 1.0, 0.0)), (backward, (0.0, 0.0, 1.0))):
-            off = np.array(entry) - np.array([known.launches, 0.0, 0.0])  # nothing, of the cost that is expected
+            off = np.array(entry) - np.array([known.launches, 0.0, 0.0])  # of costs that are as known it makes zero
             shares.append(off / (known.launches * scale) * (PHASE_NOISE / known.sigma))
             wanted.append(0.0)
     found, _ = nnls(np.array(shares), np.array(wanted))
