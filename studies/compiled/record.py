@@ -12,7 +12,7 @@ choice among configurations nor the kernels' times suffer. `times` comes when al
 the host busy and since the profiler slows every launch after it: the step in both modes, from inductor's cache.
 
 OUT gets CASE.code.gz, the text of every graph that inductor generated, forward and backward, and CASE.json.gz, the
-record of `_keep`, which is written anew after every stage.
+record of `keep`, which is written anew after every stage.
 """
 
 from __future__ import annotations
@@ -170,9 +170,7 @@ def _kernels(case: Case, out: Path, device: str) -> None:
     compiling = first_run(step, device)
     if not found:
         raise SystemExit(f"no code was generated: delete {os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'inductor cache')}")
-    text = "\n".join(f"# ---- graph {number}\n{code}" for number, code in enumerate(found))
-    text = re.sub(r"^# kernel path: .*\n", "", text, flags=re.MULTILINE)  # a path of that machine
-    (out / f"{case.name}.code.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    keep_code(case, out, found)
     print(f"{len(found)} graphs in {compiling:.0f} s", flush=True)
     with gpu_alone(device):
         for _ in range(3):
@@ -180,8 +178,15 @@ def _kernels(case: Case, out: Path, device: str) -> None:
         runs = [measure.profile_kernels(step) for _ in range(3)]
     kernels = steady([[(kernel.name, kernel.seconds) for kernel in run] for run in runs])
     sums = [sum(kernel.seconds for kernel in run) for run in runs]
-    _keep(case, out, {"compile": {"device_seconds": sums}}, {"compile": kernels})
+    keep(case, out, {"compile": {"device_seconds": sums}}, {"compile": kernels})
     print(f"{median(sums) * 1e3:.2f} ms in {len(kernels)} kernels", flush=True)
+
+
+def keep_code(case: Case, out: Path, codes: Sequence[str]) -> None:
+    """Writes the text of every graph, without the paths of that machine."""
+    text = "\n".join(f"# ---- graph {number}\n{code}" for number, code in enumerate(codes))
+    text = re.sub(r"^# kernel path: .*\n", "", text, flags=re.MULTILINE)
+    (out / f"{case.name}.code.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 def steady(runs: Sequence[Sequence[tuple[str, float]]]) -> list[list[Any]]:
@@ -205,12 +210,12 @@ def _times(case: Case, out: Path, device: str) -> None:
         compiling = first_run(step, device)
         with gpu_alone(device):
             timing = measure.time_step(step, warm_up=4)
-        _keep(case, out, {mode: asdict(timing) | {"compile_seconds": compiling}}, {})
+        keep(case, out, {mode: asdict(timing) | {"compile_seconds": compiling}}, {})
         print(f"{mode} {median(timing.step_seconds) * 1e3:.2f} ms", flush=True)
         del step
 
 
-def _keep(case: Case, out: Path, timed: Mapping[str, Any], kernels: Mapping[str, Any]) -> None:
+def keep(case: Case, out: Path, timed: Mapping[str, Any], kernels: Mapping[str, Any]) -> None:
     """Adds to the record: the case, the stack and device, by mode the times of `StepTiming` and the device seconds of
     three profiled steps, and [name, median of its seconds in them] of the kernels in launch order."""
     import torch

@@ -10,7 +10,6 @@ profiled in rounds, one after another.
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from studies.command import parser_of
-from studies.compiled.record import Case, _keep, steady
+from studies.compiled.record import Case, keep, keep_code, steady
 
 CASE = Case("traffic", module="studies.compiled.traffic:functions")
 SIZES = (60e6, 250e6, 1.2e9)  # bytes that are read and written together
@@ -119,7 +118,6 @@ def compiled(function: Function, operands: list[Tensor], number: int) -> Compile
     run: Function = torch.compile(again, dynamic=False)
     run(*operands)
     (code,) = codes
-    code = re.sub(r"^# kernel path: .*\n", "", code, flags=re.MULTILINE)  # a path of that machine
     return Compiled(KERNEL.sub(rf"\g<0>{number}_", code), lambda: run(*operands))
 
 
@@ -151,9 +149,8 @@ def main() -> None:
         made = [one for total in SIZES for one in functions(device, total)]
         calls = [compiled(function, operands, number) for number, (function, operands) in enumerate(made)]
         runs = [profiled(calls, device) for _ in range(ROUNDS)]
-    text = "\n".join(f"# ---- graph {number}\n{one.code}" for number, one in enumerate(calls))
-    (out / f"{CASE.name}.code.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    _keep(CASE, out, {}, {"compile": steady(runs)})
+    keep_code(CASE, out, [one.code for one in calls])
+    keep(CASE, out, {}, {"compile": steady(runs)})
 
 
 if __name__ == "__main__":
