@@ -7,6 +7,7 @@ undone.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -80,8 +81,12 @@ def tell_of(card: Card) -> None:
         "set_rng_state": lambda *_, **__: None,
         "device": _NoDevice,
     }
+    # inductor asks a class that took torch.cuda's functions when it was imported, which torchvision and others do early
+    interface = getattr(sys.modules.get("torch._dynamo.device_interface"), "CudaInterface", None)
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+        if name in vars(interface or object):
+            setattr(interface, name, answer if isinstance(answer, type) else staticmethod(answer))
     torch.cuda.default_generators = (_Generator(),)
     torch._C._cuda_cudaCachingAllocator_is_enabled = lambda: True  # else no graph is captured; absent without CUDA
     torch._utils_internal.max_clock_rate = lambda: card.clock_mhz  # type: ignore[assignment]
