@@ -15,13 +15,14 @@ def compiled(ask: Callable[[], Any]) -> Mapping[str, Any] | None:
 
     from flopcast.microbench.recipe.compiling import host_builders
     from flopcast.microbench.recipe.plans import HostPlan, StepPlan
-    from flopcast.microbench.steps.gpu_alone import first_steps, gpu_alone, graphs_alone
+    from flopcast.microbench.steps.gpu_alone import first_steps, gpu_alone, graphs_alone, leave_a_core
     from flopcast.microbench.steps.measure import profile_step
     from flopcast.microbench.steps.run import kernel_fields, measure_plan
 
     gc.enable()  # compiling leaves circles behind
     asked = ask()
     device = torch.device(asked["device"])
+    leave_a_core()
     if "host" in asked:
         depths = {int(depth): config for depth, config in asked["plan"]["configs"].items()}  # JSON has no other keys
         builders, _ = host_builders(HostPlan(**{**asked["plan"], "configs": depths}), device)

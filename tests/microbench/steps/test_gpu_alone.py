@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -27,6 +30,43 @@ def test_products_are_timed_alone_while_a_model_is_compiled(monkeypatch: pytest.
         assert pad_mm._should_pad(None, torch.ones(2, 2), torch.ones(2, 2), torch.ops.aten.mm)
     assert alone == [True]
     assert pad_mm._should_pad is timed  # as it was before
+
+
+LEAVES_A_CORE = """
+import os, threading
+from flopcast.microbench.steps.gpu_alone import gpu_alone, leave_a_core
+
+asked, told, other = threading.Event(), threading.Event(), []
+
+def beside():  # as autograd's threads are there before the first graph runs
+    for _ in range(2):
+        asked.wait()
+        asked.clear()
+        other.append(os.sched_getaffinity(0))
+        told.set()
+
+def both():
+    told.clear()
+    asked.set()
+    told.wait()
+    return os.sched_getaffinity(0), other[-1]
+
+thread = threading.Thread(target=beside)
+thread.start()
+cores = os.sched_getaffinity(0)
+leave_a_core()
+with gpu_alone("cpu"):
+    assert both() == ({max(cores)}, {max(cores)})
+assert both() == (cores - {max(cores)}, cores - {max(cores)})
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="needs two cores")
+def test_a_core_is_left_to_the_process_that_has_the_gpu() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES_A_CORE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
