@@ -21,7 +21,7 @@ from flopcast.microbench.recipe.settings import QUANTISED
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, PRECISIONS, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.lowering.variants import ConvVariant, KernelKind
 from studies.suites.build import works
 from studies.suites.calls import CallPlan, call_cases
 from studies.suites.drawing import distinct, first
@@ -109,6 +109,33 @@ _WHOLE_STEPS = tuple(
     )
     for layout in ("", "@nhwc")
 )  # fmt: skip
+# More of those that are no depthwise ones, whose kernels cuDNN chooses by no rule that a law could have: the closer a
+# row, the likelier it has the same. Held out again are all of whole steps, of models, sizes and batches of which no row
+# was taken before.
+_CHOSEN = {
+    "fit": tuple(
+        Source(module=f"{model}@{size}{layout}", batch=batch)
+        for model, sizes in {
+            "resnet18": ((224, 64), (224, 256), (192, 40), (160, 128), (128, 16), (288, 32)),
+            "resnet50": ((224, 32), (224, 256), (192, 80), (160, 24), (128, 112), (256, 48), (288, 16)),
+            "mobilenet_v2": ((224, 32), (192, 96), (160, 56), (128, 128), (256, 16), (288, 80)),
+            "efficientnet_b0": ((224, 32), (192, 112), (256, 20), (288, 56)),
+            "efficientnet_b2": ((260, 64), (224, 24), (192, 48)),
+            "convnext_tiny": ((224, 32), (224, 128), (192, 64), (160, 96), (128, 24), (256, 40), (288, 12)),
+            "convnext_large": ((224, 24), (160, 64)),
+        }.items()
+        for layout in ("", "@nhwc")
+        for size, batch in sizes
+    ),
+    "holdout": tuple(
+        Source(module=f"{model}@{size}{layout}", batch=batch)
+        for model, size, batch in (
+            ("resnet152", 224, 44), ("resnet34", 256, 72), ("efficientnet_b4", 256, 30), ("convnext_small", 208, 52),
+            ("mobilenet_v2", 176, 144),
+        )
+        for layout in ("", "@nhwc")
+    ),
+}  # fmt: skip
 _PRECISIONS = (
     *(Source(precision="autocast-fp16", width=width, batch=4, seq=512) for width in (512, 1536)),
     *(Source(precision="bf16", config="qwen3-moe", depth=2, batch=batch, seq=512) for batch in (1, 4, 16)),
@@ -135,6 +162,8 @@ CONVOLVED = {
 FEWEST = {role: replace(plan, others=(plan.others + 1) // 2) for role, plan in FEWER.items()}
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
+MOST_CHOSEN = CallPlan(conv=160, others=0, largest=2 * 10**9)  # of each variant
+
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
 WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192)
 RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
@@ -286,8 +315,8 @@ def drawn_beside(name: str) -> list[SuiteCase]:
 
 
 def traced_beside(name: str) -> list[SuiteCase]:
-    """What is traced for a suite beside its sources, whatever they are: of image models the convolutions of _CONVOLVED
-    and of _WHOLE_STEPS, none of which is both fitted and held out."""
+    """What is traced for a suite beside its sources, whatever they are: of image models the convolutions of _CONVOLVED,
+    of _WHOLE_STEPS and of _CHOSEN, none of which is both fitted and held out."""
     if name != IMAGES:
         return []
     steps = {**_CONVOLVED, "whole": _WHOLE_STEPS, "before": _HELD_IMAGES}
@@ -299,7 +328,24 @@ def traced_beside(name: str) -> list[SuiteCase]:
     known = held | {case.shape for case in fitted if isinstance(case.shape, Call)}
     judged = call_cases(found["holdout"], CONVOLVED["holdout"], "holdout", ("cold",), without=known)
     whole = [SuiteCase(work.shape, "torch", "cold", "holdout") for work in found["whole"]]
-    return [case for one in fitted + judged + whole for case in _cold_and_hot(one.shape, one.role)]
+    before = fitted + judged + whole
+    chosen = _chosen({case.shape for case in before if isinstance(case.shape, Call)} | held)
+    return [case for one in before + chosen for case in _cold_and_hot(one.shape, one.role)]
+
+
+def _chosen(known: Collection[Call]) -> list[SuiteCase]:
+    """Of _CHOSEN the convolutions that are no depthwise ones and not `known`."""
+    found = {
+        role: [work for work in works(sources, "cuda") if work.op_class == "conv" and not _is_depthwise(work)]
+        for role, sources in _CHOSEN.items()
+    }
+    judged = {work.shape for work in found["holdout"] if isinstance(work.shape, Call)} - set(known)
+    fitted = call_cases(found["fit"], MOST_CHOSEN, "fit", ("cold",), without=judged | set(known))
+    return fitted + [SuiteCase(shape, "torch", "cold", "holdout") for shape in sorted(judged, key=lambda one: one.key)]
+
+
+def _is_depthwise(work: Work) -> bool:
+    return isinstance(work.variant, ConvVariant) and work.variant.form == "depthwise"
 
 
 def _kind(work: Work) -> KernelKind:
