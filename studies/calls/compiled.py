@@ -54,7 +54,7 @@ Made = tuple[nn.Module, Forward]  # a model, and what runs its forward
 
 FOLDER = (
     ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"
-)  # of two machines three processes each, one of a third
+)  # of two machines three processes each, one of a third, six of a fourth
 DEPTHS = (4, 16)
 DEPTHS_OF_MODELS = (2, 6)
 

@@ -19,7 +19,8 @@ GIVEN, GRADIENT = 0.52, 0.81
 GIVEN_KINDS = ("parameter", "buffer", "input")  # of the storages of a stream that the graph of a forward is given
 
 # Launches that one of a graph of inference costs, its share of tensors and heavier calls included: the same study, of
-# forwards without gradients of tiny Qwen3s and GPT-2s. Prefills and decodes with a cache have 1.39, on another machine.
+# forwards without gradients of tiny Qwen3s and GPT-2s. Prefills and decodes with a cache have 1.36 at the mean of seven
+# processes on two other machines, 1.0 to 1.5 by process.
 OF_INFERENCE = 1.34
 
 # Launches that a call of these costs the host beyond one: the first where `is_dense_nchw`, else the second; the same
@@ -40,7 +41,8 @@ class Entry(NamedTuple):
 
 # Launches that entering the graph of a Qwen3's forward, and of its backward, costs the host: the same study, of seven
 # processes on three machines whose device was idle. Two depths of a tiny model hardly tell entering from launching:
-# by their fits alone entering a forward cost 27 to 149 launches in nineteen processes that ran steps.
+# by their fits alone entering a forward cost 27 to 149 launches in nineteen processes that ran steps. Six more on a
+# fourth machine have 51 and 53.
 ENTERING = (Entry(48.6, 0.28), Entry(38.0, 0.35))
 
 # Entering a graph of inference, over that of a forward that a backward follows: the same study.
