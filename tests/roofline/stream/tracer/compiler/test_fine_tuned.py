@@ -20,10 +20,11 @@ from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 pytest.importorskip("triton")
 
+LAYERS = 2
 QWEN3 = {
-    "model_type": "qwen3", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
-    "tie_word_embeddings": True, "use_cache": False,
+    "model_type": "qwen3", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "max_position_embeddings": 512, "tie_word_embeddings": True, "use_cache": False,
 }  # fmt: skip
 LINEAR = 7  # of a layer: q, k, v, o, gate, up, down
 
@@ -39,7 +40,7 @@ def products(compiled: Callable[[Asked], Future[OutputCode]], **asked: Any) -> l
 
 def test_layers_that_are_frozen_have_no_backward(compiled: Callable[[Asked], Future[OutputCode]]) -> None:
     forward, backward = products(compiled, finetune="last=1")
-    assert forward == 3 * LINEAR + 1
+    assert forward == LAYERS * LINEAR + 1
     # gradients of the last layer's weights and inputs, of which the first norm's weight has its own, and of the output
     # layer's input
     assert backward == 2 * LINEAR + 1
@@ -48,11 +49,11 @@ def test_layers_that_are_frozen_have_no_backward(compiled: Callable[[Asked], Fut
 def test_adapters_are_products_beside_frozen_ones(compiled: Callable[[Asked], Future[OutputCode]]) -> None:
     pytest.importorskip("peft")
     forward, backward = products(compiled, finetune="lora", lora_rank=8, lora_targets="q_proj,v_proj")
-    assert forward == 3 * (LINEAR + 2 * 2) + 1
+    assert forward == LAYERS * (LINEAR + 2 * 2) + 1
     # of each layer the inputs' gradients, of each adapter those of two weights and two inputs; the first layer's own
     # input has none
     of_layer = LINEAR + 2 * 4
-    assert 3 * of_layer - 8 <= backward - 1 <= 3 * of_layer
+    assert LAYERS * of_layer - 8 <= backward - 1 <= LAYERS * of_layer
 
 
 @pytest.mark.usefixtures("compiled_in_one_process")
@@ -61,9 +62,7 @@ def test_a_part_costs_less_than_the_whole() -> None:
 
     def forecast(mode: str = "compile", **options: Any) -> Any:
         run = Run(batch=2, seq=256, mode=mode, optimizer="adamw-fused", **options)
-        return PricedStep(
-            get_stream({**QWEN3, "num_hidden_layers": 2}, traced_of(run, profile)), run, profile
-        ).forecast()
+        return PricedStep(get_stream(QWEN3, traced_of(run, profile)), run, profile).forecast()
 
     whole, part = forecast(), forecast(finetune="last=1")
     assert part.device_seconds < whole.device_seconds
