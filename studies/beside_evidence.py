@@ -40,7 +40,7 @@ SUITES = {
 }
 RAN = {"attention-steps": "--config CONFIG"}  # of no suite
 
-# What tells the steps of a first.csv apart.
+# What tells the steps of a first.csv apart, with what they took: two runs had some of the same.
 NAMED = ("name", "batch", "seq", "context", "precision", "optimizer", "mode")
 FIRST = {"device": "device", "step": "step", "peak": "memory"}  # what is kept of first forecasts, and its name
 
@@ -143,7 +143,7 @@ def first_errors(path: Path) -> Mapping[tuple[str, ...], Mapping[str, float]]:
         return {}
     with path.open(encoding="utf-8") as file:
         return {
-            tuple(row[name] for name in NAMED): {
+            (*(row[name] for name in NAMED), row["step_seconds"]): {
                 part: float(row[f"{part}_error"]) for part in FIRST if row[f"{part}_error"]
             }
             for row in csv.DictReader(file)
@@ -179,7 +179,8 @@ def readme(
 
 
 def _named(row: StepComparison) -> tuple[str, ...]:
-    return tuple(str(getattr(row.plan, name)) for name in NAMED)
+    took = row.step.measured
+    return (*(str(getattr(row.plan, name)) for name in NAMED), "" if took is None else f"{took:.7g}")
 
 
 def first_told(first: Mapping[tuple[str, ...], Mapping[str, float]]) -> list[str]:
