@@ -19,15 +19,17 @@ from flopcast.microbench.recipe.training_step import TrainingStep
 
 _held = threading.Event()  # this process has the GPU for itself
 _kept_free: set[int] = set()  # the core of whoever has it, where `leave_a_core` has been called
+FEW_CORES = 4  # of fewer, one less would lengthen compiling by half or more
 
 
-def leave_a_core() -> None:
-    """Takes this process, which compiles beside others, off the last of its cores, except while it has the GPU.
+def leave_a_core(least: int = FEW_CORES) -> None:
+    """Takes this process, which compiles beside others, off the last of its cores, `least` or more, except while it has
+    the GPU.
 
     Inductor times each kernel in two or three configurations and keeps the quickest, with the launch in what it times.
     Where as many processes compile as there are cores, launches wait for one: kernels of 2 to 20 us came out at 14 to
     240 in its log on an H200, and of a decode one ran in 3.4 us that runs in 1.7 where a core is left."""
-    if hasattr(os, "sched_setaffinity") and len(cores := os.sched_getaffinity(0)) > 1:
+    if hasattr(os, "sched_setaffinity") and len(cores := os.sched_getaffinity(0)) >= least:
         _kept_free.add(max(cores))
         _run_on(cores - _kept_free)
 
