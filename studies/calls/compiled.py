@@ -52,9 +52,8 @@ from studies.imports import ROOT
 
 Made = tuple[nn.Module, Forward]  # a model, and what runs its forward
 
-FOLDER = (
-    ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"
-)  # of two machines three processes each, one of a third, six of a fourth
+# Of two machines three processes each, one of a third, six of a fourth.
+FOLDER = ROOT / "reports" / "nvidia-h200" / "compiled-validation" / "calls"
 DEPTHS = (4, 16)
 DEPTHS_OF_MODELS = (2, 6)
 

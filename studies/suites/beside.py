@@ -68,6 +68,18 @@ _OPTIMIZERS = tuple(
     for width in (512, 1536, 3072)
 )
 _HELD_OPTIMIZERS = tuple(replace(source, width=2304) for source in _OPTIMIZERS[::3])
+
+
+def _in_both_layouts(sizes: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[Source, ...]:
+    """Steps of image models, each of (pixels of a side, batch), channels first and channels last."""
+    return tuple(
+        Source(module=f"{model}@{size}{layout}", batch=batch)
+        for model, own in sizes.items()
+        for layout in ("", "@nhwc")
+        for size, batch in own
+    )
+
+
 _MODELS = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet18", "vit_b16")
 _IMAGES = tuple(
     Source(module=f"{model}@{size}{layout}", batch=batch)
@@ -78,63 +90,41 @@ _IMAGES = tuple(
 _HELD_IMAGES = tuple(Source(module=f"{model}@192{layout}", batch=80) for model in _MODELS for layout in ("", "@nhwc"))
 # Of image models, convolutions alone: the sizes and batches that are trained in, and others between.
 _CONVOLVED = {
-    "fit": tuple(
-        Source(module=f"{model}@{size}{layout}", batch=batch)
-        for model, sizes in {
-            "resnet50": ((224, 64), (224, 128), (176, 96), (320, 12)),
-            "resnet34": ((224, 64), (208, 20), (128, 48)),
-            "efficientnet_b0": ((224, 64), (224, 128), (208, 20), (240, 40)),
-            "efficientnet_b3": ((300, 16), (224, 64), (128, 48)),
-            "convnext_base": ((224, 64), (240, 40), (128, 48)),
-            "mobilenet_v2": ((224, 64), (224, 128), (176, 96), (240, 40)),
-        }.items()
-        for layout in ("", "@nhwc")
-        for size, batch in sizes
-    ),
-    "holdout": tuple(
-        Source(module=f"{model}@{size}{layout}", batch=batch)
-        for model, size, batch in (
-            ("resnet101", 232, 36), ("resnet18", 248, 88), ("efficientnet_b2", 260, 28), ("convnext_small", 216, 56),
-            ("mobilenet_v2", 232, 112),
-        )
-        for layout in ("", "@nhwc")
-    ),
+    "fit": _in_both_layouts({
+        "resnet50": ((224, 64), (224, 128), (176, 96), (320, 12)),
+        "resnet34": ((224, 64), (208, 20), (128, 48)),
+        "efficientnet_b0": ((224, 64), (224, 128), (208, 20), (240, 40)),
+        "efficientnet_b3": ((300, 16), (224, 64), (128, 48)),
+        "convnext_base": ((224, 64), (240, 40), (128, 48)),
+        "mobilenet_v2": ((224, 64), (224, 128), (176, 96), (240, 40)),
+    }),
+    "holdout": _in_both_layouts({
+        "resnet101": ((232, 36),), "resnet18": ((248, 88),), "efficientnet_b2": ((260, 28),),
+        "convnext_small": ((216, 56),), "mobilenet_v2": ((232, 112),),
+    }),
 }  # fmt: skip
 # And all convolutions of whole steps, held out, however alike they are.
-_WHOLE_STEPS = tuple(
-    Source(module=f"{model}@{size}{layout}", batch=batch)
-    for model, size, batch in (
-        ("resnet50", 224, 48), ("resnet18", 224, 192), ("efficientnet_b1", 240, 72), ("mobilenet_v2", 224, 200),
-        ("convnext_tiny", 224, 100),
-    )
-    for layout in ("", "@nhwc")
-)  # fmt: skip
+_WHOLE_STEPS = _in_both_layouts({
+    "resnet50": ((224, 48),), "resnet18": ((224, 192),), "efficientnet_b1": ((240, 72),),
+    "mobilenet_v2": ((224, 200),), "convnext_tiny": ((224, 100),),
+})  # fmt: skip
 # More of those that are no depthwise ones, whose kernels cuDNN chooses by no rule that a law could have: the closer a
 # row, the likelier it has the same. Held out again are all of whole steps, of models, sizes and batches of which no row
 # was taken before.
-_CHOSEN = {
-    "fit": tuple(
-        Source(module=f"{model}@{size}{layout}", batch=batch)
-        for model, sizes in {
-            "resnet18": ((224, 64), (224, 256), (192, 40), (160, 128), (128, 16), (288, 32)),
-            "resnet50": ((224, 32), (224, 256), (192, 80), (160, 24), (128, 112), (256, 48), (288, 16)),
-            "mobilenet_v2": ((224, 32), (192, 96), (160, 56), (128, 128), (256, 16), (288, 80)),
-            "efficientnet_b0": ((224, 32), (192, 112), (256, 20), (288, 56)),
-            "efficientnet_b2": ((260, 64), (224, 24), (192, 48)),
-            "convnext_tiny": ((224, 32), (224, 128), (192, 64), (160, 96), (128, 24), (256, 40), (288, 12)),
-            "convnext_large": ((224, 24), (160, 64)),
-        }.items()
-        for layout in ("", "@nhwc")
-        for size, batch in sizes
-    ),
-    "holdout": tuple(
-        Source(module=f"{model}@{size}{layout}", batch=batch)
-        for model, size, batch in (
-            ("resnet152", 224, 44), ("resnet34", 256, 72), ("efficientnet_b4", 256, 30), ("convnext_small", 208, 52),
-            ("mobilenet_v2", 176, 144),
-        )
-        for layout in ("", "@nhwc")
-    ),
+_MORE_CONVOLVED = {
+    "fit": _in_both_layouts({
+        "resnet18": ((224, 64), (224, 256), (192, 40), (160, 128), (128, 16), (288, 32)),
+        "resnet50": ((224, 32), (224, 256), (192, 80), (160, 24), (128, 112), (256, 48), (288, 16)),
+        "mobilenet_v2": ((224, 32), (192, 96), (160, 56), (128, 128), (256, 16), (288, 80)),
+        "efficientnet_b0": ((224, 32), (192, 112), (256, 20), (288, 56)),
+        "efficientnet_b2": ((260, 64), (224, 24), (192, 48)),
+        "convnext_tiny": ((224, 32), (224, 128), (192, 64), (160, 96), (128, 24), (256, 40), (288, 12)),
+        "convnext_large": ((224, 24), (160, 64)),
+    }),
+    "holdout": _in_both_layouts({
+        "resnet152": ((224, 44),), "resnet34": ((256, 72),), "efficientnet_b4": ((256, 30),),
+        "convnext_small": ((208, 52),), "mobilenet_v2": ((176, 144),),
+    }),
 }  # fmt: skip
 _PRECISIONS = (
     *(Source(precision="autocast-fp16", width=width, batch=4, seq=512) for width in (512, 1536)),
@@ -159,11 +149,10 @@ FEWER = {
 CONVOLVED = {
     "fit": CallPlan(conv=110, others=0, largest=2 * 10**9), "holdout": CallPlan(conv=16, others=0, largest=2 * 10**9)
 }  # fmt: skip
+MORE_CONVOLVED = CallPlan(conv=160, others=0, largest=2 * 10**9)  # of those that are fitted
 FEWEST = {role: replace(plan, others=(plan.others + 1) // 2) for role, plan in FEWER.items()}
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
-MOST_CHOSEN = CallPlan(conv=160, others=0, largest=2 * 10**9)  # of each variant
-
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
 WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192)
 RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
@@ -316,7 +305,7 @@ def drawn_beside(name: str) -> list[SuiteCase]:
 
 def traced_beside(name: str) -> list[SuiteCase]:
     """What is traced for a suite beside its sources, whatever they are: of image models the convolutions of _CONVOLVED,
-    of _WHOLE_STEPS and of _CHOSEN, none of which is both fitted and held out."""
+    of _WHOLE_STEPS and of _MORE_CONVOLVED, none of which is both fitted and held out."""
     if name != IMAGES:
         return []
     steps = {**_CONVOLVED, "whole": _WHOLE_STEPS, "before": _HELD_IMAGES}
@@ -329,18 +318,18 @@ def traced_beside(name: str) -> list[SuiteCase]:
     judged = call_cases(found["holdout"], CONVOLVED["holdout"], "holdout", ("cold",), without=known)
     whole = [SuiteCase(work.shape, "torch", "cold", "holdout") for work in found["whole"]]
     before = fitted + judged + whole
-    chosen = _chosen({case.shape for case in before if isinstance(case.shape, Call)} | held)
-    return [case for one in before + chosen for case in _cold_and_hot(one.shape, one.role)]
+    more = _more_convolved({case.shape for case in before if isinstance(case.shape, Call)} | held)
+    return [case for one in before + more for case in _cold_and_hot(one.shape, one.role)]
 
 
-def _chosen(known: Collection[Call]) -> list[SuiteCase]:
-    """Of _CHOSEN the convolutions that are no depthwise ones and not `known`."""
+def _more_convolved(known: Collection[Call]) -> list[SuiteCase]:
+    """Of _MORE_CONVOLVED the convolutions that are no depthwise ones and not `known`."""
     found = {
         role: [work for work in works(sources, "cuda") if work.op_class == "conv" and not _is_depthwise(work)]
-        for role, sources in _CHOSEN.items()
+        for role, sources in _MORE_CONVOLVED.items()
     }
     judged = {work.shape for work in found["holdout"] if isinstance(work.shape, Call)} - set(known)
-    fitted = call_cases(found["fit"], MOST_CHOSEN, "fit", ("cold",), without=judged | set(known))
+    fitted = call_cases(found["fit"], MORE_CONVOLVED, "fit", ("cold",), without=judged | set(known))
     return fitted + [SuiteCase(shape, "torch", "cold", "holdout") for shape in sorted(judged, key=lambda one: one.key)]
 
 

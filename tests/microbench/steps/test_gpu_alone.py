@@ -51,7 +51,7 @@ def both():
     told.wait()
     return os.sched_getaffinity(0), other[-1]
 
-thread = threading.Thread(target=beside)
+thread = threading.Thread(target=beside, daemon=True)  # a failure ends the process
 thread.start()
 cores = os.sched_getaffinity(0)
 leave_a_core(least=2)

@@ -81,7 +81,7 @@ def tell_of(card: Card) -> None:
         "set_rng_state": lambda *_, **__: None,
         "device": _NoDevice,
     }
-    # inductor asks a class that took torch.cuda's functions when it was imported, which torchvision and others do early
+    # inductor asks a class that took torch.cuda's functions when it was imported, which may have been before
     interface = getattr(sys.modules.get("torch._dynamo.device_interface"), "CudaInterface", None)
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 DYNAMO_FIRST = """
-import torch._dynamo.device_interface as asked  # as torchvision and others import it
+import torch._dynamo.device_interface as asked
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
 
 tell_of(Card.of({"name": "NVIDIA H200", "sm_count": 132}))
