@@ -15,6 +15,7 @@ from flopcast.roofline.stream.compiled.launches import Kind
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.combinations import check_together
+from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
@@ -58,11 +59,12 @@ def test_adapters_are_products_beside_frozen_ones(compiled: Callable[[Asked], Fu
 
 @pytest.mark.usefixtures("compiled_in_one_process")
 def test_a_part_costs_less_than_the_whole() -> None:
-    profile = find_profile("nvidia-h200")
+    """Of two layers of a model whose compiled stream ships, so that the part alone is compiled here."""
+    profile, config = find_profile("nvidia-h200"), with_depth(load_config("qwen3-0.6b"), LAYERS)
 
     def forecast(mode: str = "compile", **options: Any) -> Any:
-        run = Run(batch=2, seq=256, mode=mode, optimizer="adamw-fused", **options)
-        return PricedStep(get_stream(QWEN3, traced_of(run, profile)), run, profile).forecast()
+        run = Run(batch=4, seq=256, mode=mode, **options)
+        return PricedStep(get_stream(config, traced_of(run, profile)), run, profile).forecast()
 
     whole, part = forecast(), forecast(finetune="last=1")
     assert part.device_seconds < whole.device_seconds
