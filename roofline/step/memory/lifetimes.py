@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from flopcast.roofline.step.memory.allocator import Block, CachingAllocator, rounded
+from flopcast.roofline.step.memory.allocator import Block, RecordingAllocator, Requests, rounded
 from flopcast.roofline.step.memory.scratch import scratch_bytes
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
@@ -31,12 +31,14 @@ class Most(NamedTuple):
 
 class Followed(NamedTuple):
     """What a step's memory comes to: the most that is live anywhere, and of that while a compiled graph runs that has
-    multiplied; the most bytes that are taken of the device; which storages got how many bytes, or none again (0)."""
+    multiplied; the most bytes that are taken of the device; which storages got how many bytes, or none again (0); and
+    what the allocator was asked for."""
 
     anywhere: Most
     beside_products: Most
     reserved: int
     log: Sequence[tuple[int, int]]
+    requests: Requests
 
     def held_at(self, most: Most) -> Mapping[int, int]:
         """The bytes of each storage that has memory at that time."""
@@ -49,16 +51,16 @@ class Followed(NamedTuple):
         return held
 
 
-def follow(stream: Stream, sm_count: int | None = None, allocator: CachingAllocator | None = None) -> Followed:
+def follow(stream: Stream, sm_count: int | None = None) -> Followed:
     """Follows two steps: what is live before each, while each op of them runs that takes memory, and between layers
     that are repeated.
 
     A call of inference is followed once: what it leaves, keys and values, are another call's input. `sm_count`: the
     GPU's multiprocessors, where it is known."""
-    walk = _Walk(stream, sm_count, allocator or CachingAllocator())
+    walk = _Walk(stream, sm_count)
     for _ in range(2 if walk.trains else 1):
         walk.step()
-    return Followed(walk.anywhere, walk.beside_products, walk.reserved, walk.log)
+    return Followed(walk.anywhere, walk.beside_products, walk.reserved, walk.log, walk.allocator.requests)
 
 
 class _Moment(NamedTuple):
@@ -73,8 +75,8 @@ class _Moment(NamedTuple):
 
 
 class _Walk:
-    def __init__(self, stream: Stream, sm_count: int | None, allocator: CachingAllocator) -> None:
-        self.stream, self.allocator = stream, allocator
+    def __init__(self, stream: Stream, sm_count: int | None) -> None:
+        self.stream, self.allocator = stream, RecordingAllocator()
         self.optimizer = _optimizer(stream)
         self.trains = self.optimizer is not None
         self.existing = _existing(stream)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flopcast.roofline.step.memory.allocator import LEAST_KNOWN_TO, RecordingAllocator, least_capacity, rounded
+from flopcast.roofline.step.memory.allocator import LEAST_KNOWN_TO, least_capacity, rounded
 from flopcast.roofline.step.memory.lifetimes import Followed, Most, follow
 from flopcast.roofline.stream.ops.op_stream import Storage, Stream, once_per_stream
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
@@ -141,6 +141,4 @@ def _least(stream: Stream, sm_count: int | None) -> int:
         return found.reserved
     if found.reserved - found.anywhere.bytes < LEAST_KNOWN_TO * found.anywhere.bytes:
         return found.reserved
-    allocator = RecordingAllocator()
-    follow(stream, sm_count, allocator)
-    return least_capacity(allocator.requests, found.anywhere.bytes, found.reserved)
+    return least_capacity(found.requests, found.anywhere.bytes, found.reserved)
