@@ -32,6 +32,7 @@ from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
 from flopcast.roofline.step.memory.needed import first_bucket_bytes, holds_first_buckets, needed_bytes
 from flopcast.roofline.step.memory.peak import Target, peak_bytes, peak_parts, reserved_bytes
+from flopcast.roofline.step.power_limit import Draw, draw_of
 from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.step.uncertainty import (
@@ -71,6 +72,7 @@ MANY_GRAPHS_TOLD = (
     "the step enters {} compiled graphs, as one does whose layers break: four such steps that the host bounds, of "
     "mixtures of experts, were forecast 11 to 26% short"
 )
+_OF_THE_DEVICE = ("device_times", "device_moves", "draw", "peak_bytes")  # the same whatever host feeds it
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
 
@@ -146,7 +148,7 @@ class PricedStep:
     def on_host(self, host: HostCosts | None) -> PricedStep:
         """The same step on another host, for which what the device does is not computed again."""
         other = replace(self, host=host)
-        vars(other).update({name: getattr(self, name) for name in ("device_times", "peak_bytes")})
+        vars(other).update({name: getattr(self, name) for name in _OF_THE_DEVICE})
         return other
 
     @cached_property
@@ -162,7 +164,13 @@ class PricedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return Timeline(self.ops, self.profile, self.fabric, [stage.ops for stage in self._stages_before])
+        before = [stage.ops for stage in self._stages_before]
+        return Timeline(self.ops, self.profile, self.fabric, before, self.draw)
+
+    @cached_property
+    def draw(self) -> Draw:
+        """What the step's kernels draw of the part's power."""
+        return draw_of(self.ops, self.profile)
 
     @property
     def least_of_twice(self) -> float:

@@ -57,12 +57,14 @@ class Shares(NamedTuple):
 @dataclass(frozen=True)
 class Timeline:
     """The operations of a step, in order, on the part that `profile` describes; of a rank of several with what joins
-    them, of a pipeline's last stage with those of the stages before it."""
+    them, of a pipeline's last stage with those of the stages before it. `known_draw`: what the operations draw, where
+    it is known."""
 
     ops: Sequence[TimedOp]
     profile: Profile
     fabric: Fabric | None = None
     before: Sequence[Sequence[TimedOp]] = ()
+    known_draw: Draw | None = None
 
     @property
     def without_host(self) -> Timeline:
@@ -84,7 +86,7 @@ class Timeline:
 
     @cached_property
     def draw(self) -> Draw:
-        return draw_of(self.ops, self.profile)
+        return draw_of(self.ops, self.profile) if self.known_draw is None else self.known_draw
 
     @cached_property
     def power(self) -> Power:
