@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER
 from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
-from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 
@@ -109,11 +111,13 @@ def standard_gpus(
     return found
 
 
+@no_garbage_collection()
 def _standard_step(model: str, profile: Profile, price: Price | None) -> StandardStep:
+    """Of steps that do not fit no more than the memory is forecast, but for the last."""
     config = load_config(model)
     for count in MICRO_BATCHES:
         run = Run(batch=SEQUENCES // count, seq=SEQ, accumulate=count, optimizer="adamw-fused")
-        step = forecast(config, run, profile, price=price)
+        step = PricedStep(get_stream(config, traced_of(run, profile)), run, profile, price=price)
         if step.fits:
             break
-    return StandardStep(model, run, step, price)
+    return StandardStep(model, run, step.forecast(), price)
