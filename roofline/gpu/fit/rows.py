@@ -24,6 +24,7 @@ from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
 from flopcast.roofline.gpu.fit.cases import MOST_SPREAD, Case, Limits, case_of, log_spread
+from flopcast.roofline.gpu.fit.convolution import with_products
 from flopcast.roofline.gpu.fit.host import fit_host, with_origin
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality, quality_report
 from flopcast.roofline.gpu.fit.row_seconds import FitRow, graph_gap_of
@@ -114,7 +115,7 @@ def fit_rows(
         },
         aliases=attention_alias(device, machine.get("stack", {}), {case.backend for case in fitted}),
     )
-    report = quality_report(profile, fitted, held, n_throttled, dict(unused), warnings)
+    report = quality_report(profile, with_products(fitted, surfaces), held, n_throttled, dict(unused), warnings)
     return profile, report
 
 
@@ -145,7 +146,7 @@ def others_share(rows: Iterable[Row]) -> float | None:
 def with_launches(surfaces: Mapping[SurfaceKey, Surface], cases: Iterable[Case]) -> dict[SurfaceKey, Surface]:
     """The surfaces with how many kernels a call of each of their points launched; those of which no case tells stay."""
     seen: dict[SurfaceKey, dict[tuple[float, ...], int]] = defaultdict(dict)
-    for case in cases:
+    for case in with_products(list(cases), surfaces):
         if case.kernels:
             seen[case.surface][case.work.features] = len(case.kernels)
     found = dict(surfaces)

@@ -4,11 +4,10 @@ cuDNN multiplies matrices (implicit GEMM): a product for the result, one for the
 of the weights, each of the same FLOPs. Its 16-bit kernels require channels last: other tensors it converts before and
 after, in kernels of their own, of which the weights' have few blocks. None of this overlaps, so the times add up.
 
-A window of one place is a product of each image as it lies. That of the gradient of the weights leaves a sum in fp32
-for each image, which a kernel adds up: of 48 images and 384 x 2,304 channels 170 MB, most of its 146 us on an H200.
-cuDNN may convert there too, and where the rows are not aligned (an image's places are no multiple of 8), whose
-products run at a quarter of the rate, in any of them. Whatever it takes, it seems to mean the faster, so the law has
-a smooth minimum of both.
+By a window of one place the result is a product of matrices as the tensors lie, of which a profile has the law. cuDNN
+converts some and not others, so each way has surfaces of its own (`profile/window_products.py`). The gradient of the
+weights of images that lie as they are leaves a sum in fp32 for each, which a kernel adds up: of 48 images and 384 x
+2,304 channels 170 MB, most of its 146 us on an H200.
 
 Depthwise convolutions have no product: cuDNN's kernels (channels last) and torch's (else) take a time for each number
 and for each multiplication. For the gradient of the weights torch runs a block per weight, whose eight warps take an
@@ -33,10 +32,10 @@ from flopcast.roofline.gpu.laws import reduction
 from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max, trailing_zeros
 from flopcast.roofline.stream.lowering.variants import ConvVariant
+from flopcast.roofline.stream.lowering.window_products import DIRECT
 
 PADDED = 8.0  # fewer channels are padded to so many
 OVERLAP = 2.0  # exponent of the smooth maximum of a product's FLOPs and its bytes
-EITHER = 4.0  # exponent of the smooth minimum of a product of images as they lie and of converted ones
 PARTIAL = 4 * 2  # bytes of a weight's gradient of one image, in fp32, written and read
 # A block of cuDNN's depthwise forward takes its time however few there are: on an H200 4 us for a result of 5 x 5, 5.5
 # of 7 x 7, 7 of 10 x 10 and of 14 x 14 alike, twice as much with windows of 25 places. So the greater of that and of
@@ -65,9 +64,9 @@ class Sizes:
 
     @classmethod
     def of(cls, features: Array) -> Sizes:
-        """features[rows, sizes], in log2 but for the last."""
-        images, channels, results, places, result_places, taps, groups = np.exp2(features[:, :-1]).T
-        return cls(images, channels, results, places, result_places, taps, groups, features[:, -1])
+        """features[rows, sizes], in log2 but for the eighth."""
+        images, channels, results, places, result_places, taps, groups = np.exp2(features[:, :7]).T
+        return cls(images, channels, results, places, result_places, taps, groups, features[:, 7])
 
     @property
     def input(self) -> Array:
@@ -98,10 +97,23 @@ class Sizes:
 
 def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of images, channels, channels of the result, places of either, taps and groups,
-    and whether there is a bias; bytes and FLOPs follow from them."""
+    and whether there is a bias; bytes and FLOPs follow from them. Of a direct product of a window of one place also the
+    log2 of the seconds of the same product of matrices, by the law of these."""
     sizes, item = Sizes.of(features), DTYPE_BYTES.get(variant.dtype, 2)
-    work = _depthwise if variant.form.startswith("depthwise") else _products
-    return np.asarray(np.log(work(variant, params, sizes, item) + _bias(variant, params, sizes, item)))
+    if variant.algorithm == DIRECT:
+        seconds = _direct(variant, params, sizes, np.exp2(features[:, 8]))
+    else:
+        work = _depthwise if variant.form.startswith("depthwise") else _products
+        seconds = work(variant, params, sizes, item)
+    return np.asarray(np.log(seconds + _bias(variant, params, sizes, item)))
+
+
+def _direct(variant: ConvVariant, params: Params, sizes: Sizes, product: Array) -> Array:
+    """Seconds of a product whose tensors stay as they lie, `product` seconds by the law of products of matrices."""
+    seconds = params["floor"] + params["like"] * product
+    if "partial_bandwidth" in params:
+        seconds = seconds + PARTIAL * sizes.images * sizes.weights / params["partial_bandwidth"]
+    return np.asarray(seconds)
 
 
 def _bias(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
@@ -125,8 +137,6 @@ def _products(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> 
         one = soft_max(computing, numbers / params["bandwidth"], OVERLAP)
         if "conversion_bandwidth" in params:
             one = one + _conversion(params, sizes, item) + params.get("conversion_floor", 0.0)
-        if "partial_bandwidth" in params:
-            one = _either(one, _as_it_lies(params, sizes, product, computing, numbers))
         seconds = seconds + one
     if "padding_bandwidth" in params:
         seconds = seconds + item * sizes.input / params["padding_bandwidth"]
@@ -139,22 +149,6 @@ def _conversion(params: Params, sizes: Sizes, item: int) -> Array:
     if "weight_bandwidth" in params:
         seconds = seconds + 2.0 * item * sizes.weights / params["weight_bandwidth"]
     return np.asarray(seconds)
-
-
-def _as_it_lies(params: Params, sizes: Sizes, product: str, computing: Array, numbers: Array) -> Array:
-    """Seconds of a product of each image without a conversion: `computing` of its FLOPs, `numbers` bytes."""
-    is_odd = trailing_zeros(np.log2(sizes.places)) < 1.0
-    seconds = soft_max(computing * params["slower"], numbers / params["image_bandwidth"], OVERLAP)
-    seconds = seconds * np.where(is_odd, params.get("odd", 1.0), 1.0)
-    if product == "wgrad":
-        seconds = seconds + PARTIAL * sizes.images * sizes.weights / params["partial_bandwidth"]
-    return seconds
-
-
-def _either(a: Array, b: Array) -> Array:
-    """The smooth minimum of two times."""
-    lesser, greater = np.minimum(a, b), np.maximum(a, b)
-    return np.asarray(lesser * (1.0 + (lesser / greater) ** EITHER) ** (-1.0 / EITHER))
 
 
 def _depthwise(variant: ConvVariant, params: Params, sizes: Sizes, item: int) -> Array:
@@ -199,7 +193,7 @@ def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
     """The residual's inputs: images (channels last, where a product has a row for each place, rows), channels and how
     many more the result has, places of the result, stride, taps; in place of taps, of rows that are not aligned by how
     many bytes they are, of images of one place whether they fill a tile of 64."""
-    images, channels, results, places, result_places, taps, _, _ = features.T
+    images, channels, results, places, result_places, taps = features[:, :6].T
     last = taps
     if variant.form.startswith("unaligned"):
         last = trailing_zeros(places)
@@ -210,7 +204,8 @@ def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
 
 
 def is_rising(params: Params) -> bool:
-    return True
+    """All but direct products, which are like those of matrices: a larger one may fill the last wave of blocks."""
+    return "like" not in params
 
 
-LAW = Law(frozenset({"floor", "bandwidth", "bias_bandwidth"}), log_seconds, inputs, is_rising=is_rising)
+LAW = Law(frozenset({"floor", "bias_bandwidth"}), log_seconds, inputs, is_rising=is_rising)

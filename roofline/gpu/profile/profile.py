@@ -32,6 +32,7 @@ from flopcast.roofline.gpu.profile.provenance import Provenance
 from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Prediction, Surface
 from flopcast.roofline.gpu.profile.unmeasured import Fallback
+from flopcast.roofline.gpu.profile.window_products import WindowProducts
 from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_group, product_of
 from flopcast.roofline.stream.lowering.variants import GemmVariant, KernelKind, SurfaceKey
 
@@ -109,11 +110,15 @@ class Profile:
         kernels, is not in it. Never raises for a work that was not measured: it falls back
         (`unmeasured.py`)."""
         out: list[Estimate | None] = [None] * len(requests)
+        windows = self._windows.estimates(requests, self.estimate)
         groups: dict[SurfaceKey, list[int]] = {}
         missing: list[int] = []
         one_by_one: list[tuple[int, GemmVariant]] = []
         few: set[int] = set()
         for i, (work, backend, cache) in enumerate(requests):
+            if i in windows:
+                out[i] = windows[i]
+                continue
             key = self._key_of(work, backend, cache)
             surface = self.surfaces.get(key)
             if key.variant != work.variant:
@@ -168,8 +173,12 @@ class Profile:
         if not self._card_sigmas:
             return found_all
         return [
-            estimate._replace(sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0)))
-            for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
+            estimate
+            if i in windows
+            else estimate._replace(
+                sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0))
+            )
+            for i, (estimate, (work, _, cache)) in enumerate(zip(found_all, requests, strict=True))
         ]
 
     def _mean_launches(self, work: WorkLike) -> int:
@@ -232,6 +241,10 @@ class Profile:
         times = self.card_spread.get("times", 1.0)
         classes = self.card_spread.get("classes") or {}
         return {name: times * float(found["sigma"]) for name, found in classes.items()}
+
+    @cached_property
+    def _windows(self) -> WindowProducts:
+        return WindowProducts(self.surfaces)
 
     @cached_property
     def _fallback(self) -> Fallback:

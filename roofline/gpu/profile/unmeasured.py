@@ -30,7 +30,7 @@ from flopcast.roofline.gpu.profile.passes import COSTS, Rates, plain_seconds
 from flopcast.roofline.gpu.profile.request import Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.profile.unlike_bytes import Rule, rule_of
-from flopcast.roofline.stream.lowering.variants import SurfaceKey, twin_of
+from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey, twin_of
 
 TWIN, OTHER_CACHE, SAME_DTYPES, SAME_CLASS, NOTHING = 0.10, 0.15, 0.25, 0.35, 0.50
 OTHER_BACKEND = 0.15
@@ -51,6 +51,8 @@ class Fallback:
     def _of_class(self) -> dict[str, list[SurfaceKey]]:
         by_class: dict[str, list[SurfaceKey]] = {}
         for key in self.surfaces:
+            if isinstance(key.variant, ConvVariant) and key.variant.algorithm:  # a part of a convolution is like none
+                continue
             by_class.setdefault(key.op_class, []).append(key)
         return by_class
 

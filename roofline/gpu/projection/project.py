@@ -120,14 +120,7 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
         "follow_bandwidth": memory,
         "sum_bandwidth": memory,
         **dict.fromkeys(
-            (
-                "conversion_bandwidth",
-                "padding_bandwidth",
-                "weight_bandwidth",
-                "bias_bandwidth",
-                "partial_bandwidth",
-                "image_bandwidth",
-            ),
+            ("conversion_bandwidth", "padding_bandwidth", "weight_bandwidth", "bias_bandwidth", "partial_bandwidth"),
             memory,
         ),
         **dict.fromkeys(("tap_rate", "result_rate", "input_tap_rate", "input_rate"), cores),

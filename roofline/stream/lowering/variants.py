@@ -88,12 +88,14 @@ class ConvVariant:
     (both); `layout`: "nchw" or "nhwc"; `form`: "dense", "point" (a window of one place, at every place), "unaligned"
     (the same channels first of images whose places are no multiple of 8), "few" (of channels, no multiple of 8),
     "pooled" and "pooled-few" (of images of one place), "depthwise" or "grouped"; along one dimension or three
-    "dense-1d", "dense-3d"."""
+    "dense-1d", "dense-3d". `algorithm`: of one product of a window of one place, which is a part of a convolution,
+    "direct" or "converted" (`window_products.py`); "" for a convolution as a whole."""
 
     direction: str
     dtype: str
     layout: str
     form: str
+    algorithm: str = ""
 
     @property
     def dtypes(self) -> str:
@@ -102,7 +104,7 @@ class ConvVariant:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The parts of its name."""
-        return self.direction, self.dtype, self.layout, self.form
+        return tuple(part for part in (self.direction, self.dtype, self.layout, self.form, self.algorithm) if part)
 
     def __str__(self) -> str:
         return "/".join(self.tokens)
@@ -194,6 +196,8 @@ def parse_variant(text: str) -> Variant:
             return AttentionVariant(direction, is_causal, dtype, int(own), int(values or 0), is_masked)
         case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, form]:
             return ConvVariant(direction, dtype, layout, form)
+        case [("fwd" | "dgrad" | "wgrad") as direction, dtype, layout, form, ("direct" | "converted") as algorithm]:
+            return ConvVariant(direction, dtype, layout, form, algorithm)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype]:
             return GemmVariant(layout, dtype, form)
         case [("batched" | "grouped" | "few" | "rows") as form, layout, dtype, "unaligned"]:

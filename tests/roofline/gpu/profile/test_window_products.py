@@ -1,0 +1,199 @@
+"""Convolutions by windows of one place: their products come back as measured, a backward is the sum of its two, and the
+nearest rows say which algorithm cuDNN takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flopcast.kernels.shapes import Call
+from flopcast.roofline.gpu.fit.cases import Case, Limits
+from flopcast.roofline.gpu.fit.convolution import with_products
+from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.gpu.profile.window_products import part_of
+from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
+from flopcast.roofline.stream.lowering.window_products import CONVERTED, DIRECT
+from studies.imports import ROOT
+from studies.shipped.added import cases_of
+from studies.suites.beside import convolution
+
+GPU = "nvidia-h200"
+TO_LAST, TO_FIRST = "void cudnn::engines_precompiled::nchwToNhwcKernel", "void cudnn::nhwcToNchwKernel"
+
+
+def window(
+    images: int, side: int, channels: int, results: int, *, is_last: bool = False, is_backward: bool = False
+) -> Call:
+    return convolution(images, side, channels, results, 1, 1, is_last, is_backward)
+
+
+def estimate(call: Call, cache: str = "cold", profile: Profile | None = None) -> Estimate:
+    [found] = (profile or find_profile(GPU)).estimate([(describe(call), "torch", cache)])
+    return found
+
+
+def masked(call: Call, *wanted: bool) -> Call:
+    """A backward of which only some gradients are wanted."""
+    arguments = json.loads(call.args)
+    return replace(call, args=json.dumps([*arguments[:-1], list(wanted)]))
+
+
+@pytest.mark.parametrize(("images", "algorithm", "microseconds"), [(12, DIRECT, 59.6), (16, CONVERTED, 15.9)])
+def test_sizes_that_were_measured_come_back(images: int, algorithm: str, microseconds: float) -> None:
+    """On an H200 cuDNN converts the images of the faster one alone, which has more of them."""
+    found = estimate(window(images, 7, 2048, 512))
+    assert found.basis == "measured"
+    assert algorithm in found.source
+    assert found.seconds * 1e6 == pytest.approx(microseconds, rel=0.02)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("side", [13, 28, 1])
+def test_a_backward_is_the_sum_of_its_products(side: int, is_last: bool) -> None:
+    backward = window(52, side, 200, 328, is_last=is_last, is_backward=True)
+    both, of_input, of_weights = (
+        estimate(masked(backward, *wanted))
+        for wanted in ((True, True, False), (True, False, False), (False, True, False))
+    )
+    assert both.seconds == pytest.approx(of_input.seconds + of_weights.seconds)
+    assert both.sigma < of_input.sigma + of_weights.sigma
+    assert both.basis == "interpolated"
+
+
+def test_fp16_takes_what_bf16_does_and_is_less_certain() -> None:
+    call = window(40, 24, 160, 96)
+    other = replace(
+        call,
+        inputs=tuple(replace(operand, dtype="fp16") for operand in call.inputs),
+        outputs=tuple(replace(operand, dtype="fp16") for operand in call.outputs),
+    )
+    own, twin = estimate(call), estimate(other)
+    assert twin.seconds == pytest.approx(own.seconds)
+    assert twin.sigma > own.sigma
+    assert twin.basis == "extrapolated"
+
+
+def test_a_state_that_was_not_measured_is_told_by_the_other() -> None:
+    shipped = find_profile(GPU)
+    cold = replace(shipped, surfaces={key: one for key, one in shipped.surfaces.items() if key.cache == "cold"})
+    call = window(4, 14, 64, 64)
+    assert estimate(call, "hot", cold).seconds == pytest.approx(estimate(call, "cold", shipped).seconds)
+
+
+def test_without_its_products_a_convolution_is_told_by_its_relatives() -> None:
+    """And not by a product of another convolution, which has a size more."""
+    shipped = find_profile(GPU)
+    parts = {key for key in shipped.surfaces if getattr(key.variant, "form", "") == "point"}
+    left = replace(shipped, surfaces={key: one for key, one in shipped.surfaces.items() if key not in parts})
+    found = estimate(window(32, 28, 256, 128), profile=left)
+    assert found.basis == "extrapolated"
+    assert 0.2 < found.seconds / estimate(window(32, 28, 256, 128)).seconds < 5.0
+
+
+# --- fit
+
+
+def case_of(call: Call, kernels: list[tuple[str, float]]) -> Case:
+    work = describe(call)
+    seconds = sum(took for _, took in kernels)
+    return Case(call.key, work, "torch", "cold", seconds, 0.005, False, False, "cupti", kernels)
+
+
+def direct_seconds(work: Work, direction: str) -> float:
+    assert isinstance(work.variant, ConvVariant)
+    part = part_of(work, replace(work.variant, direction=direction, algorithm=DIRECT), find_profile(GPU).surfaces)
+    assert part is not None
+    return 1.3 * 2.0 ** part.features[-1] + 1e-6
+
+
+def test_products_are_fitted_to_the_kernels_of_their_names() -> None:
+    """Rows of a card whose products take 1.3 times as long as the law of products of matrices says, and 1 us; the
+    gradient of the weights of small images is converted, and takes 50 us."""
+    shipped = find_profile(GPU)
+    rng = np.random.default_rng(5)
+
+    def drawn() -> tuple[int, int, int, int]:
+        side = 4 * int(rng.choice([3, 4, 5, 10, 11, 12, 13]))
+        return 4 * int(rng.integers(4, 32)), side, *(8 * int(n) for n in rng.integers(8, 64, 2))
+
+    def case() -> Case:
+        call = window(*(sizes := drawn()), is_backward=True)
+        work = describe(call)
+        first = [("nvjet_sm90", direct_seconds(work, "dgrad")), ("cublasLt::splitKreduce_kernel", 0.0)]
+        if sizes[1] <= 20:
+            return case_of(call, [*first, (TO_LAST, 2e-5), (TO_LAST, 1e-5), ("sm90_xmma_wgrad", 2e-5)])
+        return case_of(call, [("Memset", 0.0), *first, ("nvjet_sm90", direct_seconds(work, "wgrad"))])
+
+    products = {key: one for key, one in shipped.surfaces.items() if key.op_class == "gemm"}
+    peaks = {dtype: number.value for dtype, number in shipped.peaks.items()}
+    fitted, _ = fit_surfaces([case() for _ in range(80)], Limits(shipped.device, peaks, shipped.ceilings), products)
+    assert {key.variant.tokens[0::4] for key in fitted} == {
+        ("dgrad", DIRECT), ("wgrad", DIRECT), ("wgrad", CONVERTED)
+    }  # fmt: skip
+    profile = replace(shipped, surfaces={**products, **fitted})
+    held = [case() for _ in range(30)]
+    found = profile.estimate([(one.work, "torch", "cold") for one in held])
+    off = [abs(own.seconds / one.seconds - 1) for own, one in zip(found, held, strict=True)]
+    assert np.median(off) < 0.02
+    assert np.quantile(off, 0.9) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (["nvjet", "nvjet", "reduce_wgrad"], 1),
+        (["Memset", "nvjet", "splitKreduce", TO_LAST, TO_LAST, "sm90_xmma_wgrad"], 3),
+        ([TO_LAST, "sm90_xmma_dgrad", TO_FIRST, "nvjet"], 3),
+    ],
+)
+def test_kernels_are_told_apart_by_their_names(names: list[str], first: int) -> None:
+    case = case_of(window(32, 28, 64, 96, is_backward=True), [(name, 1e-6) for name in names])
+    parts = with_products([replace(case, seconds=1e-5)] * 3, find_profile(GPU).surfaces)
+    own = [part for part in parts if part.work.variant.tokens[0] == "dgrad"]
+    assert len(own) == 3
+    assert own[0].seconds == pytest.approx(1e-5 * first / len(names))
+    assert sum(part.seconds for part in parts) == pytest.approx(3e-5)
+
+
+def test_rows_without_names_stay_whole() -> None:
+    cases = [case_of(window(32, 28, 64, 96, is_backward=True), [])] * 3
+    assert with_products(cases, find_profile(GPU).surfaces) == cases
+
+
+def test_a_products_name_is_read_back() -> None:
+    key = SurfaceKey("torch", "conv", ConvVariant("dgrad", "bf16", "nchw", "pooled-few", DIRECT), "hot")
+    assert SurfaceKey.parse(str(key)) == key
+
+
+# --- how far they are off
+
+
+@pytest.mark.parametrize(
+    ("folder", "median", "ninth"),
+    [("kernels-6", 0.038, 0.137), ("kernels-7", 0.045, 0.168), ("kernels-10", 0.036, 0.15)],
+)
+def test_convolutions_of_steps_that_no_row_was_taken_from(folder: str, median: float, ninth: float) -> None:
+    """All those of ten steps each, in both layouts, that are no depthwise ones."""
+    profile = find_profile(GPU)
+    held = [
+        case
+        for case in cases_of(Path(ROOT) / "reports" / GPU / "images" / folder, profile)
+        if case.is_held_out and case.cache == "cold" and "depthwise" not in str(case.surface)
+    ]
+    assert len(held) > 350
+    found = profile.estimate([(case.work, case.backend, case.cache) for case in held])
+    off = np.abs([one.seconds / case.seconds - 1 for one, case in zip(found, held, strict=True)])
+    inside = np.mean(
+        [abs(np.log(one.seconds / case.seconds)) < 1.645 * one.sigma for one, case in zip(found, held, strict=True)]
+    )
+    assert np.median(off) < median
+    assert np.quantile(off, 0.9) < ninth
+    assert inside > 0.87
