@@ -143,7 +143,8 @@ def with_added(profile: Profile, cases: Sequence[Case], earlier: Sequence[Case] 
     points = Counter(case.surface for case in taken)
     taken = [case for case in taken if points[case.surface] >= LEAST]
     fitted, _ = fit_surfaces(taken, Limits(profile.device, peaks, profile.ceilings), profile.surfaces)
-    fitted = with_launches(fitted, taken)
+    told = with_launches({**profile.surfaces, **fitted}, taken)  # products of matrices tell those of convolutions
+    fitted = {key: told[key] for key in fitted}
     gone = stale | {key.kind for key in fitted}
     return replace(
         profile,

@@ -28,7 +28,7 @@ WIDE, WIDEST = 0.8, 1.6  # of what ceilings tell, and of what they do not
 AMPLITUDE, WHITE, LEVEL = 0.15, 0.04, 0.1
 LENGTHS = (3.0,) * 6
 LIKE = Belief(1.0, 0.3)  # times as long as the law of products of matrices says
-LEAST = 3  # products from which on an algorithm has a surface
+LEAST = 3  # products from which on the rarer algorithm has a surface
 # Parts of the names of cuDNN's kernels that convert a tensor's layout: to channels last, to channels first, to any.
 _TO_LAST, _TO_FIRST, _TO_ANY = "nchwToNhwc", "nhwcToNchw", "tensorTransform"
 
@@ -89,7 +89,14 @@ def with_products(cases: Sequence[Case], surfaces: Mapping[SurfaceKey, Surface])
     counts = Counter(part.surface for _, parts in found for part in parts)
     told = {case.surface.kind for case, parts in found if parts}
     whole = [case for case, _ in found if case.surface.kind not in told]
-    return [*others, *whole, *(part for _, parts in found for part in parts if counts[part.surface] >= LEAST)]
+    rare = {key for key, count in counts.items() if count < LEAST and count < max(counts[way] for way in _ways(key))}
+    return [*others, *whole, *(part for _, parts in found for part in parts if part.surface not in rare)]
+
+
+def _ways(key: SurfaceKey) -> list[SurfaceKey]:
+    """The surfaces of all algorithms of a product."""
+    assert isinstance(key.variant, ConvVariant), key
+    return [replace(key, variant=replace(key.variant, algorithm=algorithm)) for algorithm in ALGORITHMS]
 
 
 def _products(case: Case, surfaces: Mapping[SurfaceKey, Surface]) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from flopcast.roofline.gpu.fit.cases import Case
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
+from flopcast.roofline.stream.lowering.window_products import is_by_one_place, ways_of
 
 WORST_ROWS = 5
 
@@ -62,7 +63,8 @@ def quality_report(
     for case in fitted:
         groups[case.surface].append(case)
     for key, group in groups.items():
-        errors, sigmas = profile.surfaces[key].leave_one_out
+        # of convolutions those of the other cache state come after a surface's own
+        errors, sigmas = (found[: len(group)] for found in profile.surfaces[key].leave_one_out)
         left_out[key] = list(zip(group, np.expm1(errors).tolist(), sigmas.tolist(), strict=True))
     out_of_sample: dict[SurfaceKey, list[tuple[Case, float, float]]] = defaultdict(list)
     for case, found in zip(
@@ -78,10 +80,18 @@ def quality_report(
         _quality(name, [e for n in members for e in left_out[n]], [e for n in members for e in out_of_sample[n]])
         for name, members in sorted(by_class.items())
     ]
-    missing = [key for key in keys if key not in profile.surfaces]
+    missing = [key for key in keys if key not in profile.surfaces and not _has_products(key, profile)]
     if missing:
         warnings.append(f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}")
     return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings)
+
+
+def _has_products(key: SurfaceKey, profile: Profile) -> bool:
+    """Whether a convolution by windows of one place is known by its products."""
+    variant = key.variant
+    return is_by_one_place(variant) and all(
+        any(replace(key, variant=way) in profile.surfaces for way in ways) for ways in ways_of(variant)
+    )
 
 
 def _quality(

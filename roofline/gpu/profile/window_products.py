@@ -21,14 +21,7 @@ from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE, SAME_CLASS, TWIN
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import ConvVariant, GemmVariant, SurfaceKey, Variant, twin_of
-from flopcast.roofline.stream.lowering.window_products import (
-    ALGORITHMS,
-    DIRECT,
-    SIZES,
-    directions,
-    is_by_one_place,
-    product_of,
-)
+from flopcast.roofline.stream.lowering.window_products import DIRECT, SIZES, is_by_one_place, product_of, ways_of
 
 NEAREST, SOFTENING = 5, 0.05  # measured rows that vote, each with 1 / (squared distance in octaves + SOFTENING)
 LEAST_SHARE = 0.05  # of the votes that an algorithm is left with where none is for it
@@ -96,7 +89,7 @@ class WindowProducts:
             if not (self._sizes and is_by_one_place(work.variant)):
                 continue
             for variant, state, doubt in _alike(work.variant, cache):
-                ways = [self._ways(work, variant, direction, backend, state) for direction in directions(variant)]
+                ways = [self._known(work, own, backend, state) for own in ways_of(variant)]
                 if all(ways):
                     for way in ways:
                         places = []
@@ -118,18 +111,17 @@ class WindowProducts:
             doubts[i] = doubt
         return {i: _sum(own, doubts[i]) for i, own in found.items()}
 
-    def _ways(
-        self, work: WorkLike, variant: ConvVariant, direction: str, backend: str, cache: str
+    def _known(
+        self, work: WorkLike, ways: Sequence[ConvVariant], backend: str, cache: str
     ) -> list[tuple[SurfaceKey, Part]]:
         """The surfaces of a product's algorithms, with what each is asked."""
         found = []
-        for algorithm in ALGORITHMS:
-            own = replace(variant, direction=direction, algorithm=algorithm)
-            key = SurfaceKey(backend, work.op_class, own, cache)
+        for variant in ways:
+            key = SurfaceKey(backend, work.op_class, variant, cache)
             if key in self._sizes:
-                if (work, own) not in self._parts:
-                    self._parts[work, own] = part_of(work, own, self.surfaces)
-                part = self._parts[work, own]
+                if (work, variant) not in self._parts:
+                    self._parts[work, variant] = part_of(work, variant, self.surfaces)
+                part = self._parts[work, variant]
                 if part is not None:
                     found.append((key, part))
         return found

@@ -10,6 +10,7 @@ they lie, and 16 us for 16, which are converted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeGuard
 
 from flopcast.kernels.shapes import Gemm
@@ -28,6 +29,14 @@ def is_by_one_place(variant: Variant) -> TypeGuard[ConvVariant]:
 def directions(variant: ConvVariant) -> tuple[str, ...]:
     """The products that a convolution amounts to, in the order in which torch asks cuDNN for them."""
     return ("dgrad", "wgrad") if variant.direction == "bwd" else (variant.direction,)
+
+
+def ways_of(variant: ConvVariant) -> list[list[ConvVariant]]:
+    """The variants of each product of a convolution, one for each algorithm."""
+    return [
+        [replace(variant, direction=direction, algorithm=algorithm) for algorithm in ALGORITHMS]
+        for direction in directions(variant)
+    ]
 
 
 def product_of(variant: ConvVariant, features: tuple[float, ...]) -> Gemm:

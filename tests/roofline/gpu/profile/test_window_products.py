@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from flopcast.kernels.shapes import Call
+from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.cases import Case, Limits
 from flopcast.roofline.gpu.fit.convolution import with_products
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.fit.rows import fit_rows
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -46,13 +49,16 @@ def masked(call: Call, *wanted: bool) -> Call:
     return replace(call, args=json.dumps([*arguments[:-1], list(wanted)]))
 
 
-@pytest.mark.parametrize(("images", "algorithm", "microseconds"), [(12, DIRECT, 59.6), (16, CONVERTED, 15.9)])
-def test_sizes_that_were_measured_come_back(images: int, algorithm: str, microseconds: float) -> None:
+@pytest.mark.parametrize(
+    ("images", "algorithm", "microseconds", "launches"), [(12, DIRECT, 59.6, 1), (16, CONVERTED, 15.9, 3)]
+)
+def test_sizes_that_were_measured_come_back(images: int, algorithm: str, microseconds: float, launches: int) -> None:
     """On an H200 cuDNN converts the images of the faster one alone, which has more of them."""
     found = estimate(window(images, 7, 2048, 512))
     assert found.basis == "measured"
     assert algorithm in found.source
     assert found.seconds * 1e6 == pytest.approx(microseconds, rel=0.02)
+    assert found.launches == launches
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -173,6 +179,26 @@ def test_a_products_name_is_read_back() -> None:
     assert SurfaceKey.parse(str(key)) == key
 
 
+def test_rows_of_both_cache_states_are_fitted_and_reported() -> None:
+    """Products of matrices and convolutions of an H200, as a folder has them."""
+    products = rows_of("measurements/gpu8", "gemm/nn/bf16", "gemm/nt/bf16")[::20]
+    convolutions = [row for row in rows_of("images/kernels-2", "call/aten.convolution.") if "x1x1])" in row["key"]]
+    machine = json.loads((ROOT / "reports" / GPU / "images" / "kernels-2" / "machine.json").read_text())
+    profile, report = fit_rows([*products, *convolutions], machine)
+    assert any(key.variant.tokens[-1] == DIRECT for key in profile.surfaces)
+    found = {one.name: one for one in report.classes if "conv" in one.name}
+    assert set(found) == {"torch/conv/cold", "torch/conv/hot"}
+    for quality in found.values():
+        assert quality.holdout_median is not None
+        assert quality.holdout_median < 0.1
+    assert not any("no surface" in warning for warning in report.warnings)
+
+
+def rows_of(folder: str, *beginnings: str) -> list[FitRow]:
+    found = records.read(ROOT / "reports" / GPU / folder).latest()
+    return [cast(FitRow, row) for row in found if row["key"].startswith(beginnings)]
+
+
 # --- how far they are off
 
 
@@ -185,7 +211,7 @@ def test_convolutions_of_steps_that_no_row_was_taken_from(folder: str, median: f
     profile = find_profile(GPU)
     held = [
         case
-        for case in cases_of(Path(ROOT) / "reports" / GPU / "images" / folder, profile)
+        for case in cases_of(ROOT / "reports" / GPU / "images" / folder, profile)
         if case.is_held_out and case.cache == "cold" and "depthwise" not in str(case.surface)
     ]
     assert len(held) > 350
