@@ -51,6 +51,7 @@ from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind, twin_of
+from flopcast.roofline.stream.lowering.window_products import wholes_of
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
@@ -549,8 +550,8 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
     if profile.basis != "measured":
         return ()
     lent_from = (profile.provenance.get("projected_kinds") or {}).get("from")
-    lent = {key.kind for key in profile.projected_kinds}
-    measured = {key.kind for key in profile.own_surfaces}
+    lent = {KernelKind(key.op_class, whole) for key in profile.projected_kinds for whole in wholes_of(key.variant)}
+    measured = {KernelKind(key.op_class, whole) for key in profile.own_surfaces for whole in wholes_of(key.variant)}
     how_said = {
         "twin": "in fp16, taken to run as those measured in bf16",
         "unknown": "of no measured kind, costed by their relatives or by bytes",

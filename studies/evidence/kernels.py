@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, log
 from pathlib import Path
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey, Variant
+from flopcast.roofline.stream.lowering.window_products import SIZES, wholes_of
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,14 @@ class _Seen:
         """Whether the fit has seen a row of exactly these sizes, as other shapes may have: such a row tests nothing."""
         key = case.surface
         if key not in self._known:
-            surface = self._profile.surfaces.get(key)
-            self._known[key] = set() if surface is None else {_rounded(row) for row in surface.features}
+            known = [own for own in self._profile.surfaces if key in _as_wholes(own)]
+            self._known[key] = {_rounded(row[:SIZES]) for own in known for row in self._profile.surfaces[own].features}
         return _rounded(case.work.features) in self._known[key]
+
+
+def _as_wholes(key: SurfaceKey) -> list[SurfaceKey]:
+    """The key, or those of the convolutions that a product is a part of."""
+    return [replace(key, variant=whole) for whole in wholes_of(key.variant)]
 
 
 def _rounded(features: Iterable[float]) -> tuple[float, ...]:

@@ -317,19 +317,19 @@ def drawn_beside(name: str) -> list[SuiteCase]:
         ]
     if name != IMAGES:
         return []
-    by_role = [
+    return [
         case
         for draw in (_norms, _convolutions)
         for role in SOURCES[name]
         for shape in draw(role, calls)
         for case in _cold_and_hot(shape, role)
     ]
-    return by_role + [SuiteCase(shape, "torch", "cold", "fit") for shape in _windows_of_one_place(calls)]
 
 
 def traced_beside(name: str) -> list[SuiteCase]:
     """What is traced for a suite beside its sources, whatever they are: of image models the convolutions of _CONVOLVED,
-    of _WHOLE_STEPS and of _MORE_CONVOLVED, none of which is both fitted and held out."""
+    of _WHOLE_STEPS, of _MORE_CONVOLVED and at drawn sizes, none of which is both fitted and held out; and random ones
+    that are near them."""
     if name != IMAGES:
         return []
     steps = {**_CONVOLVED, "whole": _WHOLE_STEPS, "before": _HELD_IMAGES}
@@ -349,7 +349,8 @@ def traced_beside(name: str) -> list[SuiteCase]:
     ):
         taken = {case.shape for case in cases if isinstance(case.shape, Call)} | held
         cases += _more_convolved(sources, plan, judged_of_them, taken)
-    return [case for one in cases for case in _cold_and_hot(one.shape, one.role)]
+    both = [case for one in cases for case in _cold_and_hot(one.shape, one.role)]
+    return both + [SuiteCase(shape, "torch", "cold", "fit") for shape in _windows_of_one_place()]
 
 
 def _drawn_sizes() -> tuple[Source, ...]:
@@ -581,7 +582,7 @@ def _convolutions(role: str, taken: set[Call]) -> list[Call]:
     ]
 
 
-def _windows_of_one_place(taken: set[Call]) -> list[Call]:
+def _windows_of_one_place() -> list[Call]:
     """Random convolutions by windows of one place, channels first, of sizes as image models have them."""
     rng = random.Random(MORE_SEEDS["fit"])
 
@@ -597,7 +598,7 @@ def _windows_of_one_place(taken: set[Call]) -> list[Call]:
         _, channels, results, *_ = describe(call).features
         return max(channels, results) <= 11.2 and MOST_BYTES / 2**12 <= call.bytes <= MOST_BYTES / 4
 
-    return list(distinct(partial(first, draw, is_wanted), taken, WINDOWS_OF_ONE_PLACE))
+    return list(distinct(partial(first, draw, is_wanted), set(), WINDOWS_OF_ONE_PLACE))
 
 
 def convolution(

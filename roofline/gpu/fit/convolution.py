@@ -115,7 +115,7 @@ def _products(case: Case, surfaces: Mapping[SurfaceKey, Surface]) -> list[Case]:
         part = part_of(case.work, replace(variant, direction=direction, algorithm=algorithm), surfaces)
         if part is None:
             return []
-        work = replace(case.work, variant=part.variant, features=part.features)
+        work = replace(case.work, variant=part.variant, features=part.features, bytes=part.bytes, flops=part.flops)
         found.append(replace(case, work=work, seconds=case.seconds * took / sum(seconds), kernels=kernels[a:b]))
     return found
 

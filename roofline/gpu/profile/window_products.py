@@ -15,6 +15,7 @@ from math import hypot, log, sqrt
 
 import numpy as np
 
+from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike
 from flopcast.roofline.gpu.profile.surface import Surface
@@ -30,7 +31,8 @@ DIGITS = 4  # of log2 of a product's seconds
 
 @dataclass(frozen=True)
 class Part:
-    """A product of a convolution by one algorithm, as a request asks for it."""
+    """A product of a convolution by one algorithm, as a request asks for it: its own bytes, each tensor moved once, and
+    FLOPs."""
 
     op_class: str
     variant: Variant
@@ -45,8 +47,11 @@ def part_of(work: WorkLike, variant: ConvVariant, surfaces: Mapping[SurfaceKey, 
     features = work.features[:SIZES]
     if variant.direction == "dgrad":
         features = (*features[:-1], 0.0)
+    product = describe(product_of(variant, features))
+    images, channels, results, places = (2.0**size for size in features[:4])
+    numbers = images * places * (channels + results) + channels * results
+    bytes_ = round(DTYPE_BYTES.get(variant.dtype, 2) * numbers)
     if variant.algorithm == DIRECT:
-        product = describe(product_of(variant, features))
         assert isinstance(product.variant, GemmVariant), product
         law = surfaces.get(SurfaceKey("torch", "gemm", replace(product.variant, form=""), "cold"))
         if law is None:
@@ -54,7 +59,7 @@ def part_of(work: WorkLike, variant: ConvVariant, surfaces: Mapping[SurfaceKey, 
         sizes = np.array([(*product.features, 0.0)[:4]])  # a batch of one where there is none
         took = law.law(sizes, np.array([float(product.bytes)]), np.array([float(product.flops)]))
         features = (*features, round(float(took[0]) / log(2.0), DIGITS))
-    return Part(work.op_class, variant, features, work.bytes, work.flops)
+    return Part(work.op_class, variant, features, bytes_, product.flops)
 
 
 @dataclass(frozen=True)

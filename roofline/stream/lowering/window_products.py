@@ -39,6 +39,14 @@ def ways_of(variant: ConvVariant) -> list[list[ConvVariant]]:
     ]
 
 
+def wholes_of(variant: Variant) -> list[Variant]:
+    """The variants that are measured where this one is: of a product of a convolution those that it is a part of."""
+    if not isinstance(variant, ConvVariant) or not variant.algorithm:
+        return [variant]
+    whole = replace(variant, algorithm="")
+    return [whole] if variant.direction == "fwd" else [whole, replace(whole, direction="bwd")]
+
+
 def product_of(variant: ConvVariant, features: tuple[float, ...]) -> Gemm:
     """The product of matrices, [m, k] by [k, n], that a convolution's result or one of its gradients is."""
     images, channels, results, places = (max(round(2**size), 1) for size in features[:4])

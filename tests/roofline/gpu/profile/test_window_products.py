@@ -23,7 +23,7 @@ from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.gpu.profile.window_products import part_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import CONVERTED, DIRECT
+from flopcast.roofline.stream.lowering.window_products import CONVERTED, DIRECT, ways_of
 from studies.imports import ROOT
 from studies.shipped.added import cases_of
 from studies.suites.beside import convolution
@@ -72,6 +72,18 @@ def test_a_backward_is_the_sum_of_its_products(side: int, is_last: bool) -> None
     assert both.seconds == pytest.approx(of_input.seconds + of_weights.seconds)
     assert both.sigma < of_input.sigma + of_weights.sigma
     assert both.basis == "interpolated"
+
+
+@pytest.mark.parametrize("side", [13, 28, 1])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_products_have_the_flops_of_the_whole(side: int, is_backward: bool) -> None:
+    work = describe(window(52, side, 200, 328, is_backward=is_backward))
+    assert isinstance(work.variant, ConvVariant)
+    surfaces = find_profile(GPU).surfaces
+    for ways in zip(*ways_of(work.variant), strict=True):  # of each algorithm
+        parts = [part_of(work, way, surfaces) for way in ways]
+        assert sum(part.flops for part in parts if part is not None) == work.flops
+        assert all(0 < part.bytes <= work.bytes for part in parts if part is not None)
 
 
 def test_fp16_takes_what_bf16_does_and_is_less_certain() -> None:
