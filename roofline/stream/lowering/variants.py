@@ -6,7 +6,7 @@ text, which only this module parses and formats:
 
     products        [batched/|grouped/|few/|rows/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
     attention       DIRECTION/MASK/DTYPE/dHEAD_DIM[vVALUE_DIM]      fwd/causal/bf16/d128
-    convolutions    DIRECTION/DTYPE/LAYOUT/FORM                     bwd/bf16/nhwc/depthwise
+    convolutions    DIRECTION/DTYPE/LAYOUT/FORM[/ALGORITHM]         bwd/bf16/nhwc/depthwise, fwd/bf16/nchw/point/direct
     other calls     OPERATION|DTYPES[|PATTERN]                      add|bf16+fp32>fp32|a,a>a
     a surface       BACKEND/CLASS/VARIANT/CACHE                     torch/gemm/nt/bf16/cold
 """
