@@ -20,7 +20,7 @@ DEV := $(VENV)/.installed-dev
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help report test lint clean venv
+.PHONY: help report test lint ruff types tests clean venv
 
 help:
 	@echo 'make report   measure this machine, run small Qwen3 steps, render reports/local/report.html'
@@ -31,13 +31,21 @@ help:
 report: $(RUN)
 	$(BIN)/flopcast report --out reports/local --measure
 
-test: lint
+# Types are checked while tests run, which leave a core idle now and then.
+test: ruff
+	@$(MAKE) --no-print-directory -j2 types tests
+
+lint: ruff types
+
+tests: $(DEV)
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=5 --durations-min=5 \
 		$(PYTEST_ARGS)
 
-lint: $(DEV)
+ruff: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --output-format concise .
+
+types: $(DEV)
 	MYPY_NUM_WORKERS=$(MYPY_WORKERS) $(BIN)/mypy
 
 $(RUN): pyproject.toml constraints.txt

@@ -193,7 +193,7 @@ def test_a_products_name_is_read_back() -> None:
 
 def test_rows_of_both_cache_states_are_fitted_and_reported() -> None:
     """Products of matrices and convolutions of an H200, as a folder has them."""
-    products = rows_of("measurements/gpu8", "gemm/nn/bf16", "gemm/nt/bf16")[::20]
+    products = rows_of("measurements/gpu8", "gemm/nn/bf16", "gemm/nt/bf16")[::60]
     convolutions = [row for row in rows_of("images/kernels-2", "call/aten.convolution.") if "x1x1])" in row["key"]]
     machine = json.loads((ROOT / "reports" / GPU / "images" / "kernels-2" / "machine.json").read_text())
     profile, report = fit_rows([*products, *convolutions], machine)
