@@ -13,7 +13,14 @@ from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.profile.window_products import part_of
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import ALGORITHMS, CONVERTED, DIRECT, directions, is_by_one_place
+from flopcast.roofline.stream.lowering.window_products import (
+    ALGORITHMS,
+    CONVERTED,
+    DIRECT,
+    is_by_one_place,
+    ways_of,
+    wholes_of,
+)
 
 # Start values: two kernels per call; products at half the peak; tensors at the bandwidth of a copy, converted at half
 # of it, weights and biases at a fifth, by few blocks. Of depthwise ones a multiplication takes what the cores that are
@@ -45,18 +52,15 @@ def conv_prior(
     }
     fixed = {"sm_count": sm_count} if sm_count else {}
     is_backward, is_converted = variant.direction != "fwd", variant.layout != "nhwc"
-    residual = Residual(LENGTHS, AMPLITUDE, WHITE, (LEVEL,))
-    if variant.algorithm == DIRECT:
-        law |= {"floor": Belief(floor / KERNELS, WIDE), "like": LIKE}
-        del law["bandwidth"]
-        if variant.direction == "wgrad" and is_converted and not variant.form.startswith("pooled"):
-            law |= {"partial_bandwidth": Belief(bandwidth, WIDE)}
     if sm_count and is_backward and not is_converted:
         law |= {"split": SPLIT, "load": LOAD, "merge": MERGE}
         law |= {"bias_bandwidth": Belief(SUMMED * bandwidth, KNOWN)}
     if variant.algorithm == DIRECT:
-        return Prior(law, fixed, residual)
-    if variant.form.startswith("depthwise"):
+        del law["bandwidth"]
+        law |= {"floor": Belief(floor / KERNELS, WIDE), "like": LIKE}
+        if variant.direction == "wgrad" and is_converted and not variant.form.startswith("pooled"):
+            law |= {"partial_bandwidth": Belief(bandwidth, WIDE)}
+    elif variant.form.startswith("depthwise"):
         law |= {"tap_rate": Belief(TAP_RATE, WIDEST), "result_rate": Belief(RATE, WIDEST)}
         if is_backward:
             law |= {"input_tap_rate": Belief(TAP_RATE, WIDEST), "input_rate": Belief(RATE, WIDEST)}
@@ -74,7 +78,7 @@ def conv_prior(
         elif is_converted and not variant.form.startswith("pooled"):
             law |= {"conversion_bandwidth": Belief(CONVERSION * bandwidth, WIDE)}
             law |= {"weight_bandwidth": Belief(SLOW * bandwidth, WIDE)}
-    return Prior(law, fixed, residual)
+    return Prior(law, fixed, Residual(LENGTHS, AMPLITUDE, WHITE, (LEVEL,)))
 
 
 # --- products of windows of one place
@@ -89,30 +93,32 @@ def with_products(cases: Sequence[Case], surfaces: Mapping[SurfaceKey, Surface])
     counts = Counter(part.surface for _, parts in found for part in parts)
     told = {case.surface.kind for case, parts in found if parts}
     whole = [case for case, _ in found if case.surface.kind not in told]
-    rare = {key for key, count in counts.items() if count < LEAST and count < max(counts[way] for way in _ways(key))}
+    most: dict[SurfaceKey, int] = {}  # of a product, whatever the algorithm
+    for key, count in counts.items():
+        most[_whole(key)] = max(count, most.get(_whole(key), 0))
+    rare = {key for key, count in counts.items() if count < min(LEAST, most[_whole(key)])}
     return [*others, *whole, *(part for _, parts in found for part in parts if part.surface not in rare)]
 
 
-def _ways(key: SurfaceKey) -> list[SurfaceKey]:
-    """The surfaces of all algorithms of a product."""
-    assert isinstance(key.variant, ConvVariant), key
-    return [replace(key, variant=replace(key.variant, algorithm=algorithm)) for algorithm in ALGORITHMS]
+def _whole(key: SurfaceKey) -> SurfaceKey:
+    return replace(key, variant=wholes_of(key.variant)[0])
 
 
 def _products(case: Case, surfaces: Mapping[SurfaceKey, Surface]) -> list[Case]:
     """A convolution's products, its seconds divided as those of their kernels are; empty where these do not tell."""
     variant = case.work.variant
     assert isinstance(variant, ConvVariant), variant
-    parts, kernels = directions(variant), list(case.kernels)
-    ends = [_end_of_first(kernels), len(kernels)] if len(parts) == 2 else [len(kernels)]
+    products, kernels = ways_of(variant), list(case.kernels)
+    ends = [_end_of_first(kernels), len(kernels)] if len(products) == 2 else [len(kernels)]
     starts = [0, *ends[:-1]]
     seconds = [sum(float(took) for _, took in kernels[a:b]) for a, b in zip(starts, ends, strict=True)]
     if not all(one > 0 for one in seconds):
         return []
     found = []
-    for direction, a, b, took in zip(parts, starts, ends, seconds, strict=True):
-        algorithm = ALGORITHMS[any(_is_conversion(name) for name, _ in kernels[a:b])]
-        part = part_of(case.work, replace(variant, direction=direction, algorithm=algorithm), surfaces)
+    for ways, a, b, took in zip(products, starts, ends, seconds, strict=True):
+        way = dict(zip(ALGORITHMS, ways, strict=True))
+        is_converted = any(_is_conversion(name) for name, _ in kernels[a:b])
+        part = part_of(case.work, way[CONVERTED if is_converted else DIRECT], surfaces)
         if part is None:
             return []
         work = replace(case.work, variant=part.variant, features=part.features, bytes=part.bytes, flops=part.flops)

@@ -170,17 +170,18 @@ def test_the_law_of_generated_kernels_holds_on_a_gpu_it_was_not_fitted_on(elsewh
 @pytest.mark.parametrize("mode", MODES)
 def test_other_families_on_an_h100_take_the_time_that_is_forecast(elsewhere: Steps, mode: str) -> None:
     """Seven steps of another H100. GPT-2's is held apart: of its products of 50,257 columns inductor padded others
-    than on the H200, by which products are slower and memory is less. ResNet-50 comes out 3.2% too fast: its
-    convolutions, 5.7% too long by the laws of before, had made up for generated kernels that are 6.5% too fast."""
+    than on the H200, by which products are slower and memory is less. So is ResNet-50's device time, 3.2% too fast:
+    its convolutions, 5.7% too long by the laws of before, had made up for generated kernels that are 6.5% too fast."""
     rows = elsewhere[mode][FIRST_ON_H100:ARCHITECTURES_ON_H100]
     assert len(rows) == 7
     (gpt2,) = (row for row in rows if row.plan.name == "gpt2")
     others = [row for row in rows if row is not gpt2]
     device, generated = errors([row.device for row in others]), errors([row.parts["generated"] for row in others])
-    assert median(device) <= 0.0205
-    assert max(device) <= 0.051
     (resnet,) = (row for row in others if row.plan.name == "resnet50")
+    assert -0.0325 <= (resnet.device.error or 0.0) <= 0
     assert abs(resnet.parts["gemm"].error or 0.0) <= 0.04
+    assert median(errors([row.device for row in others if row is not resnet])) <= 0.0145
+    assert max(device) <= 0.051
     assert median(generated) <= 0.031
     assert max(generated) <= 0.0831
     assert max(errors([row.peak for row in others])) <= 0.023
