@@ -86,6 +86,19 @@ def test_products_have_the_flops_of_the_whole(side: int, is_backward: bool) -> N
         assert all(0 < part.bytes <= work.bytes for part in parts if part is not None)
 
 
+def test_twice_the_images_channels_last_take_as_long_at_least() -> None:
+    """But for 2.5%, by which a product that fills its last wave of blocks is quicker."""
+    works = [
+        describe(window(2**octave, side, channels, results, is_last=True, is_backward=is_backward))
+        for is_backward in (False, True)
+        for side, channels, results in ((56, 64, 256), (28, 32, 192), (14, 1024, 256), (7, 320, 1280), (112, 16, 96))
+        for octave in range(9)
+    ]
+    found = find_profile(GPU).estimate([(work, "torch", "cold") for work in works])
+    seconds = np.array([one.seconds for one in found]).reshape(-1, 9)
+    assert np.all(seconds[:, 1:] / seconds[:, :-1] > 0.975)
+
+
 def test_fp16_takes_what_bf16_does_and_is_less_certain() -> None:
     call = window(40, 24, 160, 96)
     other = replace(
