@@ -49,9 +49,9 @@ from flopcast.roofline.step.unsure_pads import seconds_left_unpadded
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
+from flopcast.roofline.stream.lowering.conv_1x1 import wholes_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind, twin_of
-from flopcast.roofline.stream.lowering.window_products import wholes_of
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 

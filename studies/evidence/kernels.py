@@ -17,8 +17,8 @@ from flopcast.roofline.gpu.fit.cases import Case, case_of
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.stream.lowering.conv_1x1 import SIZES, wholes_of
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey, Variant
-from flopcast.roofline.stream.lowering.window_products import SIZES, wholes_of
 
 
 @dataclass(frozen=True)

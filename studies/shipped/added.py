@@ -26,8 +26,8 @@ from flopcast.roofline.gpu.fit.rows import with_launches
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.library.profiles import SOURCE
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.conv_1x1 import is_1x1
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import is_by_one_place
 from studies.command import parser_of
 from studies.imports import ROOT
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(added)} surfaces added or replaced, of {len(found.surfaces)}; held out:")
     print("  replaced:", ", ".join(sorted({str(key.kind) for key in added & set(profile.surfaces)})))
     for name, (count, median, ninth) in held_out(
-        found, [case for case in cases if case.surface in added or is_by_one_place(case.work.variant)]
+        found, [case for case in cases if case.surface in added or is_1x1(case.work.variant)]
     ).items():
         print(f"  {name:10} {count:4} rows, {median:.1%} at the median, {ninth:.1%} at the 90th percentile")
 

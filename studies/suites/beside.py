@@ -229,9 +229,9 @@ CHANNELS = (
     2048,
 )  # fmt: skip
 WINDOWS = {"point": ((1, 1),), "dense": ((1, 2), (2, 2), (3, 1), (3, 1), (3, 2))}  # places of a side, and of a stride
-# By windows of one place, channels first, which cuDNN multiplies as they lie or between conversions: the nearest of
+# 1x1 convolutions, channels first, which cuDNN multiplies as they lie or between conversions: the nearest of
 # many rows tells which. Times as many results as channels, as in blocks that widen and narrow.
-WINDOWS_OF_ONE_PLACE = 3600
+CONV_1X1 = 3600
 WIDENINGS = (1 / 6, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1, 1, 2, 3, 4, 6, 6)
 CONVOLUTIONS = {"fit": {"point": 30, "dense": 16}, "holdout": {"point": 9, "dense": 5}}
 MOST_CONVOLUTION_FLOPS = 2 * 10**11
@@ -350,7 +350,7 @@ def traced_beside(name: str) -> list[SuiteCase]:
         taken = {case.shape for case in cases if isinstance(case.shape, Call)} | held
         cases += _more_convolved(sources, plan, judged_of_them, taken)
     both = [case for one in cases for case in _cold_and_hot(one.shape, one.role)]
-    return both + [SuiteCase(shape, "torch", "cold", "fit") for shape in _windows_of_one_place()]
+    return both + [SuiteCase(shape, "torch", "cold", "fit") for shape in _conv_1x1()]
 
 
 def _drawn_sizes() -> tuple[Source, ...]:
@@ -582,8 +582,8 @@ def _convolutions(role: str, taken: set[Call]) -> list[Call]:
     ]
 
 
-def _windows_of_one_place() -> list[Call]:
-    """Random convolutions by windows of one place, channels first, of sizes as image models have them."""
+def _conv_1x1() -> list[Call]:
+    """Random 1x1 convolutions, channels first, of sizes as image models have them."""
     rng = random.Random(MORE_SEEDS["fit"])
 
     def draw() -> Call:
@@ -598,7 +598,7 @@ def _windows_of_one_place() -> list[Call]:
         _, channels, results, *_ = describe(call).features
         return max(channels, results) <= 11.2 and MOST_BYTES / 2**12 <= call.bytes <= MOST_BYTES / 4
 
-    return list(distinct(partial(first, draw, is_wanted), set(), WINDOWS_OF_ONE_PLACE))
+    return list(distinct(partial(first, draw, is_wanted), set(), CONV_1X1))
 
 
 def convolution(

@@ -9,18 +9,11 @@ from dataclasses import replace
 
 from flopcast.roofline.gpu.fit.cases import Case
 from flopcast.roofline.gpu.fit.priors import Belief, Prior
+from flopcast.roofline.gpu.profile.conv_1x1 import part_of
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.profile.window_products import part_of
+from flopcast.roofline.stream.lowering.conv_1x1 import ALGORITHMS, CONVERTED, DIRECT, is_1x1, ways_of, wholes_of
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import (
-    ALGORITHMS,
-    CONVERTED,
-    DIRECT,
-    is_by_one_place,
-    ways_of,
-    wholes_of,
-)
 
 # Start values: two kernels per call; products at half the peak; tensors at the bandwidth of a copy, converted at half
 # of it, weights and biases at a fifth, by few blocks. Of depthwise ones a multiplication takes what the cores that are
@@ -81,15 +74,15 @@ def conv_prior(
     return Prior(law, fixed, Residual(LENGTHS, AMPLITUDE, WHITE, (LEVEL,)))
 
 
-# --- products of windows of one place
+# --- products of 1x1 convolutions
 
 
 def with_products(cases: Sequence[Case], surfaces: Mapping[SurfaceKey, Surface]) -> list[Case]:
-    """The cases, with those of each product in place of a convolution by windows of one place whose kernels are named.
+    """The cases, with those of each product in place of a 1x1 convolution whose kernels are named.
     `surfaces` hold those of products of matrices. Where one lacks, or no row of a kind has names, its convolutions stay
     whole; a row without a name among others that have them says nothing of its products."""
-    others = [case for case in cases if not is_by_one_place(case.work.variant)]
-    found = [(case, _products(case, surfaces)) for case in cases if is_by_one_place(case.work.variant)]
+    others = [case for case in cases if not is_1x1(case.work.variant)]
+    found = [(case, _products(case, surfaces)) for case in cases if is_1x1(case.work.variant)]
     counts = Counter(part.surface for _, parts in found for part in parts)
     told = {case.surface.kind for case, parts in found if parts}
     whole = [case for case, _ in found if case.surface.kind not in told]

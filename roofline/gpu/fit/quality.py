@@ -14,8 +14,8 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.cases import Case
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.conv_1x1 import is_1x1, ways_of
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import is_by_one_place, ways_of
 
 WORST_ROWS = 5
 
@@ -87,9 +87,9 @@ def quality_report(
 
 
 def _has_products(key: SurfaceKey, profile: Profile) -> bool:
-    """Whether a convolution by windows of one place is known by its products."""
+    """Whether a 1x1 convolution is known by its products."""
     variant = key.variant
-    return is_by_one_place(variant) and all(
+    return is_1x1(variant) and all(
         any(replace(key, variant=way) in profile.surfaces for way in ways) for ways in ways_of(variant)
     )
 

@@ -145,7 +145,7 @@ def others_share(rows: Iterable[Row]) -> float | None:
 
 def with_launches(surfaces: Mapping[SurfaceKey, Surface], cases: Iterable[Case]) -> dict[SurfaceKey, Surface]:
     """The surfaces with how many kernels a call of each of their points launched; those of which no case tells stay.
-    Those of products of matrices have to be among them where convolutions by windows of one place are."""
+    Those of products of matrices have to be among them where 1x1 convolutions are."""
     seen: dict[SurfaceKey, dict[tuple[float, ...], int]] = defaultdict(dict)
     for case in with_products(list(cases), surfaces):
         if case.kernels:

@@ -20,8 +20,8 @@ from flopcast.roofline.gpu.laws import attention, gemm, gemm_triton
 from flopcast.roofline.gpu.laws.laws import LAWS, kind_of
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.suites import HOT_BYTES
+from flopcast.roofline.stream.lowering.conv_1x1 import is_1x1
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, ConvVariant, GemmVariant, SurfaceKey, Variant
-from flopcast.roofline.stream.lowering.window_products import is_by_one_place
 
 # Prior of the residuals of times by the wall clock, on a processor: threads, caches and other processes make them
 # several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
@@ -38,15 +38,15 @@ def fit_surfaces(
     cases: Sequence[Case], gpu: Limits, known: Mapping[SurfaceKey, Surface] | None = None
 ) -> tuple[dict[SurfaceKey, Surface], int]:
     """Fits all surfaces; returns them by key, and the number of rows that were given no weight. Those `known` of others
-    are priors of their relatives, as those fitted here are. Convolutions by windows of one place come last, since their
-    products are told by those of matrices."""
-    windows = [case for case in cases if is_by_one_place(case.work.variant)]
-    others = [case for case in cases if not is_by_one_place(case.work.variant)]
+    are priors of their relatives, as those fitted here are. 1x1 convolutions come last, since their products
+    are told by those of matrices."""
+    conv_1x1 = [case for case in cases if is_1x1(case.work.variant)]
+    others = [case for case in cases if not is_1x1(case.work.variant)]
     fitted, doubtful = _fit_surfaces(others, gpu, known or {})
-    if not windows:
+    if not conv_1x1:
         return fitted, doubtful
     every = {**(known or {}), **fitted}
-    more, more_doubtful = _fit_surfaces(with_products(windows, every), gpu, every)
+    more, more_doubtful = _fit_surfaces(with_products(conv_1x1, every), gpu, every)
     both = {**fitted, **more}
     return {key: both[key] for key in sorted(both, key=str)}, doubtful + more_doubtful
 

@@ -4,8 +4,8 @@ cuDNN multiplies matrices (implicit GEMM): a product for the result, one for the
 of the weights, each of the same FLOPs. Its 16-bit kernels require channels last: other tensors it converts before and
 after, in kernels of their own, of which the weights' have few blocks. None of this overlaps, so the times add up.
 
-By a window of one place the result is a product of matrices as the tensors lie, of which a profile has the law. cuDNN
-converts some and not others, so each way has surfaces of its own (`profile/window_products.py`). The gradient of the
+Of a 1x1 convolution the result is a product of matrices as the tensors lie, of which a profile has the law. cuDNN
+converts some and not others, so each way has surfaces of its own (`profile/conv_1x1.py`). The gradient of the
 weights of images that lie as they are leaves a sum in fp32 for each, which a kernel adds up: of 48 images and 384 x
 2,304 channels 170 MB, most of its 146 us on an H200.
 
@@ -31,8 +31,8 @@ from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.gpu.laws import reduction
 from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max, trailing_zeros
+from flopcast.roofline.stream.lowering.conv_1x1 import DIRECT
 from flopcast.roofline.stream.lowering.variants import ConvVariant
-from flopcast.roofline.stream.lowering.window_products import DIRECT
 
 PADDED = 8.0  # fewer channels are padded to so many
 OVERLAP = 2.0  # exponent of the smooth maximum of a product's FLOPs and its bytes
@@ -97,7 +97,7 @@ class Sizes:
 
 def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of images, channels, channels of the result, places of either, taps and groups,
-    and whether there is a bias; bytes and FLOPs follow from them. Of a direct product of a window of one place also the
+    and whether there is a bias; bytes and FLOPs follow from them. Of a direct product of a 1x1 convolution also the
     log2 of the seconds of the same product of matrices, by the law of these."""
     sizes, item = Sizes.of(features), DTYPE_BYTES.get(variant.dtype, 2)
     if variant.algorithm == DIRECT:

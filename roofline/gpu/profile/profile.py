@@ -26,13 +26,13 @@ from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.laws import gemm
+from flopcast.roofline.gpu.profile.conv_1x1 import Conv1x1
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.passes import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Rates
 from flopcast.roofline.gpu.profile.provenance import Provenance
 from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Prediction, Surface
 from flopcast.roofline.gpu.profile.unmeasured import Fallback
-from flopcast.roofline.gpu.profile.window_products import WindowProducts
 from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_group, product_of
 from flopcast.roofline.stream.lowering.variants import GemmVariant, KernelKind, SurfaceKey
 
@@ -110,14 +110,14 @@ class Profile:
         kernels, is not in it. Never raises for a work that was not measured: it falls back
         (`unmeasured.py`)."""
         out: list[Estimate | None] = [None] * len(requests)
-        windows = self._windows.estimates(requests, self.estimate)
+        conv_1x1 = self._conv_1x1.estimates(requests, self.estimate)
         groups: dict[SurfaceKey, list[int]] = {}
         missing: list[int] = []
         one_by_one: list[tuple[int, GemmVariant]] = []
         few: set[int] = set()
         for i, (work, backend, cache) in enumerate(requests):
-            if i in windows:
-                out[i] = windows[i]
+            if i in conv_1x1:
+                out[i] = conv_1x1[i]
                 continue
             key = self._key_of(work, backend, cache)
             surface = self.surfaces.get(key)
@@ -174,7 +174,7 @@ class Profile:
             return found_all
         return [
             estimate
-            if i in windows
+            if i in conv_1x1
             else estimate._replace(
                 sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0))
             )
@@ -243,8 +243,8 @@ class Profile:
         return {name: times * float(found["sigma"]) for name, found in classes.items()}
 
     @cached_property
-    def _windows(self) -> WindowProducts:
-        return WindowProducts(self.surfaces)
+    def _conv_1x1(self) -> Conv1x1:
+        return Conv1x1(self.surfaces)
 
     @cached_property
     def _fallback(self) -> Fallback:

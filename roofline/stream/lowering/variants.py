@@ -88,8 +88,8 @@ class ConvVariant:
     (both); `layout`: "nchw" or "nhwc"; `form`: "dense", "point" (a window of one place, at every place), "unaligned"
     (the same channels first of images whose places are no multiple of 8), "few" (of channels, no multiple of 8),
     "pooled" and "pooled-few" (of images of one place), "depthwise" or "grouped"; along one dimension or three
-    "dense-1d", "dense-3d". `algorithm`: of one product of a window of one place, which is a part of a convolution,
-    "direct" or "converted" (`window_products.py`); "" for a convolution as a whole."""
+    "dense-1d", "dense-3d". `algorithm`: of one product of a 1x1 convolution, which is a part of it,
+    "direct" or "converted" (`conv_1x1.py`); "" for a convolution as a whole."""
 
     direction: str
     dtype: str

@@ -1,11 +1,11 @@
-"""Convolutions by windows of one place: the matrix products that they are, and the ways in which cuDNN runs each.
+"""1x1 convolutions of stride 1: the matrix products that they are, and the ways in which cuDNN runs each.
 
-A window of one place sums over the channels of a place, so that the result is a product of matrices: channels last of
-one with a row for each place of all images, channels first of one of each image. So are the gradients of the input and
-of the weights. cuDNN hands such a product to cuBLAS ("direct"), or runs a kernel that requires channels last and
+A window of one place sums over the channels of that place, so that the result is a product of matrices: channels last
+of one with a row for each place of all images, channels first of one of each image. So are the gradients of the input
+and of the weights. cuDNN hands such a product to cuBLAS ("direct"), or runs a kernel that requires channels last and
 converts the tensors before and after ("converted"). Which of the two, its heuristics decide for each product, and not
 always for the faster: on an H200 512 results of 2,048 channels and 49 places take 60 us for 12 images, which stay as
-they lie, and 16 us for 16, which are converted.
+they lie, and 16 us for 16, which are converted. They are also called pointwise, here the word for element-wise kernels.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FORMS = ("point", "unaligned", "pooled", "pooled-few")
 SIZES = 8  # features of a convolution; those of a direct product have one more, log2 of the matrix product's seconds
 
 
-def is_by_one_place(variant: Variant) -> TypeGuard[ConvVariant]:
-    """Whether work of this variant is a whole convolution by windows of one place."""
+def is_1x1(variant: Variant) -> TypeGuard[ConvVariant]:
+    """Whether work of this variant is a whole 1x1 convolution of stride 1."""
     return isinstance(variant, ConvVariant) and variant.form in FORMS and not variant.algorithm
 
 

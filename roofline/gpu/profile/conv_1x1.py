@@ -1,4 +1,4 @@
-"""How long convolutions by windows of one place take: each of their products by one of its algorithms. numpy only.
+"""How long 1x1 convolutions take: each of their products by one of its algorithms. numpy only.
 
 A profile has a surface of each product and algorithm. The product as it lies takes about what the law of products of
 matrices says, the same kernels of cuBLAS; the converted one follows from its bytes and FLOPs (`laws/convolution.py`).
@@ -20,9 +20,9 @@ from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE, SAME_CLASS, TWIN
+from flopcast.roofline.stream.lowering.conv_1x1 import DIRECT, SIZES, is_1x1, product_of, ways_of
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import ConvVariant, GemmVariant, SurfaceKey, Variant, twin_of
-from flopcast.roofline.stream.lowering.window_products import DIRECT, SIZES, is_by_one_place, product_of, ways_of
 
 NEAREST, SOFTENING = 5, 0.05  # measured rows that vote, each with 1 / (squared distance in octaves + SOFTENING)
 LEAST_SHARE = 0.05  # of the votes that an algorithm is left with where none is for it
@@ -63,8 +63,8 @@ def part_of(work: WorkLike, variant: ConvVariant, surfaces: Mapping[SurfaceKey, 
 
 
 @dataclass(frozen=True)
-class WindowProducts:
-    """What a profile knows of convolutions by windows of one place."""
+class Conv1x1:
+    """What a profile knows of 1x1 convolutions."""
 
     surfaces: Mapping[SurfaceKey, Surface]
 
@@ -85,13 +85,13 @@ class WindowProducts:
     def estimates(
         self, requests: Sequence[Request], estimate: Callable[[Sequence[Request]], list[Estimate]]
     ) -> dict[int, Estimate]:
-        """The estimates of those requests that are convolutions by windows of one place whose products were measured,
+        """The estimates of those requests that are 1x1 convolutions whose products were measured,
         by their place; `estimate` answers for products."""
         asked: list[Request] = []
         parts: list[tuple[int, float, list[tuple[SurfaceKey, int]]]] = []  # of a request: its place, doubt, products
         known: dict[Request, int] = {}
         for i, (work, backend, cache) in enumerate(requests):
-            if not (self._sizes and is_by_one_place(work.variant)):
+            if not (self._sizes and is_1x1(work.variant)):
                 continue
             for variant, state, doubt in _alike(work.variant, cache):
                 ways = [self._known(work, own, backend, state) for own in ways_of(variant)]

@@ -1,4 +1,4 @@
-"""Convolutions by windows of one place: their products come back as measured, a backward is the sum of its two, and the
+"""1x1 convolutions: their products come back as measured, a backward is the sum of its two, and the
 nearest rows say which algorithm cuDNN takes."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.fit.rows import fit_rows
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.conv_1x1 import part_of
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
-from flopcast.roofline.gpu.profile.window_products import part_of
+from flopcast.roofline.stream.lowering.conv_1x1 import CONVERTED, DIRECT, ways_of
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
-from flopcast.roofline.stream.lowering.window_products import CONVERTED, DIRECT, ways_of
 from studies.imports import ROOT
 from studies.shipped.added import cases_of
 from studies.suites.beside import convolution
