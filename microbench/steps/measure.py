@@ -32,6 +32,11 @@ LONG_ROUND_SECONDS = 0.6
 # within 1% of that in rounds of three.
 SUSTAINED_SECONDS = 1.0
 
+# Seconds of rounds between which the pace of the host is measured, and at most how many rounds. Where other machines
+# share its cores a decode of 11 ms took 8.8 to 15.0 in five rounds of 0.2 s, and the tiny model beside it 28 to 43 ms:
+# of so few neither median is known to better than 10%.
+PACED_SECONDS, PACED_ROUNDS = 4.0, 20
+
 # Seconds that the device rests before it is profiled at a step whose like met the power limit. Right after timed rounds
 # the kernels of eight dense compiled steps took 4 to 8% longer than is forecast, at 1,515 to 1,710 MHz. What rest does
 # not undo is the limit's quick part: the mean clock of four such steps after it was 1,522 to 1,826 of 1,980 MHz
@@ -102,8 +107,9 @@ def time_step(
     device's telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
     Where that says that the clock was held down, all rounds are run again for `SUSTAINED_SECONDS` each, as training
     goes on for longer; not those of decodes, whose cache would grow. `pace`: measures how fast the host is, which
-    changes by half and more from one second to the next where other machines share its cores. All of the first steps
-    but one may run while other processes compute (`beside`); the rest has the machine alone.
+    changes by half and more from one second to the next where other machines share its cores; of a GPU's short steps
+    more rounds are timed then (`paced_rounds`). All of the first steps but one may run while other processes compute
+    (`beside`); the rest has the machine alone.
     """
     if step.device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -127,6 +133,8 @@ def _timed(
     peak, reserved = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if is_cuda else (None, None)
     steps_per_round = max(min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / last)))
     steps_per_round = max(steps_per_round, int(least_round_seconds / last))
+    if is_cuda and pace is not None:
+        rounds = max(rounds, paced_rounds(steps_per_round * last))
     if read is not None:
         read()  # from which on the share of the cores that others use counts
     timing = _rounds(step, rounds, steps_per_round, read, pace)
@@ -135,6 +143,11 @@ def _timed(
     if is_held and not (isinstance(step, InferenceStep) and step.phase == "decode"):
         timing = _rounds(step, rounds, max(steps_per_round, ceil(SUSTAINED_SECONDS / last)), read)
     return replace(timing, peak_bytes=peak, reserved_bytes=reserved, pace_seconds=paces)
+
+
+def paced_rounds(round_seconds: float) -> int:
+    """Returns how many rounds are timed at least, where the pace of the host is measured between them."""
+    return min(int(PACED_SECONDS / round_seconds), PACED_ROUNDS)
 
 
 def _drain(step: TrainingStep | InferenceStep) -> None:

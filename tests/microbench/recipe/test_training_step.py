@@ -15,7 +15,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.recipe.settings import Recipe
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
+from flopcast.microbench.steps.measure import paced_rounds, profile_kernels, profile_step, time_step
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
 from flopcast.microbench.timing.device import describe
 from flopcast.microbench.timing.telemetry import Reading
@@ -139,6 +139,11 @@ def test_the_pace_of_the_host_is_taken_before_each_round_and_after_the_last() ->
     timing = time_step(cast(training_step.TrainingStep, counted), rounds=3, steps_per_round=2, warm_up=1, pace=pace)
     assert timing.pace_seconds == (0.25,) * 4
     assert runs == [1, 3, 5, 7]
+
+
+def test_the_shorter_a_step_the_more_rounds_stand_between_paces() -> None:
+    rounds = [paced_rounds(seconds) for seconds in (5.0, 1.0, 0.25, 0.1, 0.01)]
+    assert rounds == [0, 4, 16, 20, 20]  # a long step has as many rounds as were asked for
 
 
 class Counted:
