@@ -45,7 +45,7 @@ from flopcast.roofline.step.uncertainty import (
     spreads,
     step_interval,
 )
-from flopcast.roofline.step.unsure_pads import seconds_left_unpadded
+from flopcast.roofline.step.unsure_pads import Doubt, doubts_of, expected
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
@@ -73,7 +73,7 @@ MANY_GRAPHS_TOLD = (
     "the step enters {} compiled graphs, as one does whose layers break: four such steps that the host bounds, of "
     "mixtures of experts, were forecast 11 to 26% short"
 )
-_OF_THE_DEVICE = ("device_times", "device_moves", "draw", "peak_bytes")  # the same whatever host feeds it
+_OF_THE_DEVICE = ("device_times", "doubts", "device_moves", "draw", "peak_bytes")  # the same whatever host feeds it
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
 
@@ -130,8 +130,18 @@ class PricedStep:
     @cached_property
     def ops(self) -> list[TimedOp]:
         """The stream's operations, in order, with their device and host seconds."""
-        ops = device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
+        ops = expected(self._as_generated, self.doubts)
         return ops if self.fabric is None else on_lanes(self.stream, ops, self.fabric, self.host_costs)
+
+    @cached_property
+    def _as_generated(self) -> list[TimedOp]:
+        """The operations as the generated code has them, all products padded that it pads."""
+        return device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
+
+    @cached_property
+    def doubts(self) -> dict[int, Doubt]:
+        """What another run may leave unpadded."""
+        return doubts_of(self._as_generated, self.stream.meta.get("unsure_pads", ()), self.profile)
 
     @property
     def stages(self) -> tuple[PricedStep, ...]:
@@ -205,8 +215,9 @@ class PricedStep:
     @cached_property
     def device_moves(self) -> Moves:
         """How far the ends of the device seconds lie below and above."""
-        more = seconds_left_unpadded(self.ops, self.stream.meta.get("unsure_pads", ()), self.profile)
-        return device_moves(self.ops, self.device_sigma, more)
+        less = sum(doubt.seconds * doubt.left for doubt in self.doubts.values())
+        more = sum(doubt.seconds for doubt in self.doubts.values())
+        return device_moves(self.ops, self.device_sigma, less, more - less)
 
     @cached_property
     def interval(self) -> Interval:

@@ -15,7 +15,7 @@ of one kernel:
   another moment of it than the profile did (`drift_sigma`);
 - a projection's error, that of one datasheet figure for all classes (`gpu.projection.project.common_sigma`);
 - the error of the power that the step draws (`power_limit.SIGMA`), which matters near the part's limit;
-- of compiled steps, products that another host's timings would leave unpadded (`unsure_pads`), all at the upper end;
+- of compiled steps, products that timings pad or leave (`unsure_pads`): all padded at the lower end, none at the upper;
 - the gap between kernels, measured for tiny kernels and for wide ones: a step's true gap lies between; the forecast
   takes that of the wide ones, and the interval reaches equally far to either side;
 - the error of a device-bound step whose kernel times are right (`Spreads.beyond`): gaps that are neither a tiny
@@ -182,13 +182,16 @@ def is_rough(op: TimedOp) -> bool:
     return op.basis == "extrapolated" and op.sigma >= ROUGH
 
 
-def device_moves(ops: Sequence[TimedOp], sigma: float, more_seconds: float = 0.0) -> Moves:
+def device_moves(ops: Sequence[TimedOp], sigma: float, less_seconds: float = 0.0, more_seconds: float = 0.0) -> Moves:
     """Returns the ends of the summed kernel time, given its deviation without what is known within a factor only. Of
     that each class errs as one, and independently of others; its ends add to the sum, they do not multiply it.
-    `more_seconds`: by how much it is as likely as not to be longer (`unsure_pads`), which the upper end has whole."""
+    `less_seconds`, `more_seconds`: by how much chance makes it shorter or longer (`unsure_pads`), which the lower and
+    the upper end have whole."""
     ends = _moves(ops, sigma)
+    if not (less_seconds or more_seconds):
+        return ends
     total = sum(op.seconds for op in ops if op.collective is None)
-    return ends._replace(up=log(exp(ends.up) + more_seconds / total)) if more_seconds else ends
+    return Moves(-log(exp(-ends.down) - less_seconds / total), log(exp(ends.up) + more_seconds / total))
 
 
 def _moves(ops: Sequence[TimedOp], sigma: float) -> Moves:

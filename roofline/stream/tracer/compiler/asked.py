@@ -49,6 +49,11 @@ class Break:
     where: str
 
 
+# A product that takes this long or longer as it is, inductor pads whatever the host: one of 209 us was left by a slow
+# one, those of 7,982 us and more were padded by it too (reports/nvidia-h100-sxm/pads.json).
+PADDED_BY_ANY_HOST_SECONDS = 220e-6
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputCode:
     """What inductor generated. `graphs`: the text of each, in the order in which they were compiled, which is that of a

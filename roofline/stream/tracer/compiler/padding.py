@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._inductor.fx_passes import pad_mm
 
+from flopcast.roofline.stream.tracer.compiler.asked import PADDED_BY_ANY_HOST_SECONDS
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card
 
 # Seconds over those at the peak. An H200's products whose rows tensor cores cannot read 16 bytes at a time were
@@ -23,12 +24,9 @@ _UNALIGNED, _ALIGNED = 7.5, 1.45
 # of GPT-2's products at widths of 512 and 768 an H200's steps padded.
 _TRANSPOSED = 8.0
 _GAIN = 1.1  # that inductor asks for (`is_padded_faster`)
-# A product that takes this long or longer is padded whatever the host: one of 209 us was left as it is by a slow one,
-# those of 7,982 us and more were padded by it too (reports/nvidia-h100-sxm/pads.json).
-_SURE = 220e-6
-# Nor is a product sure whose padded form, copies included, is less than so many times as quick as inductor asks for:
-# of the gradients of 50,257 tokens' weights, 1.19 by this rule, H200s padded those of 1,024 and 8,192 tokens and left
-# those of 2,816 and 9,984, which is 4 ms of a step.
+# Besides what only quick hosts pad (`PADDED_BY_ANY_HOST_SECONDS`) no product is sure whose padded form, copies
+# included, is less than so many times as quick as inductor asks for: of the gradients of 50,257 tokens' weights, 1.19
+# by this rule, H200s padded those of 1,024 and 8,192 tokens and left those of 2,816 and 9,984, which is 4 ms of a step.
 _NEAR = 1.25
 _BALANCE = 0.5  # of the machine's FLOPs per byte, below which it does not try (`is_mm_compute_bound`)
 
@@ -62,7 +60,7 @@ def rule_for(card: Card, unsure: Callable[[tuple[int, int, int]], None] = lambda
                 padded += copied * (1.0 if operand.is_contiguous() else _TRANSPOSED)
         if as_it_is <= _GAIN * padded:
             return False
-        if as_it_is < max(_SURE, _NEAR * _GAIN * padded):
+        if as_it_is < max(PADDED_BY_ANY_HOST_SECONDS, _NEAR * _GAIN * padded):
             unsure((m, k, n))
         return True
 
