@@ -18,6 +18,9 @@ RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 # Bytecode is made of what is imported, when it is: of all files it takes half of the installation's time.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile -c constraints.txt
+# It is kept even where the environment says otherwise: there every process that tests start would compile torch and
+# transformers anew, 5 s of processor time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help report test lint ruff types tests clean venv
