@@ -167,7 +167,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             _BLOCKS[0] = sys.getallocatedblocks()
 
 
+def pytest_sessionfinish() -> None:
+    """pytest and Python go through all that is left five times and once, only to let it go: 4 s of each process."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files go out in this order, and the longest of all, of answers that are kept, came last but few: the other process
+    # waited for it, half a minute.
+    items.sort(key=lambda item: item.path.name != "test_golden_answers.py")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
