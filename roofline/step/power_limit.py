@@ -64,6 +64,7 @@ LEAST_CLOCK = 0.5
 FALL_SECONDS = (0.02, 0.1)
 SIDE = 8192  # rows and columns of the square products by which burst and sustained rates are measured
 _HALVINGS = 24  # of the range in which the clock lies, to within 1e-7
+_PRODUCTS = (Gemm, Attention)  # a tuple, which is looked at in a third of the time of a union
 
 
 @dataclass(frozen=True)
@@ -153,27 +154,31 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
     if not energies(profile, clocks):
         return NONE
     limit = float(profile.device["power_limit_w"] or 0.0)
-    sums: dict[float, Load] = {}
-    for load in loads_of(ops, profile):
-        own, joules, seconds = sums.get(load.own, Load(load.own, 0.0, 0.0))
-        sums[own] = Load(own, joules + load.joules, seconds + load.seconds)
+    joules: dict[float, float] = {}  # by the clock that kernels reach by themselves
+    seconds: dict[float, float] = {}
+    for own, more_joules, more_seconds in loads_of(ops, profile, clocks):
+        joules[own] = joules.get(own, 0.0) + more_joules
+        seconds[own] = seconds.get(own, 0.0) + more_seconds
     moved = sum(op.bytes for op in ops if op.work is not None)
-    loads = tuple(load for load in sums.values() if load.seconds)
+    loads = tuple(Load(own, joules[own], seconds[own]) for own in joules if seconds[own])
     return Draw(limit, STATIC_SHARE * limit, moved * byte_joules(profile), loads, clocks)
 
 
-def loads_of(ops: Sequence[TimedOp], profile: Profile) -> list[Load]:
-    """Returns what each operation's kernels put on the part."""
-    clocks = clocks_of(ops, profile)
+def loads_of(ops: Sequence[TimedOp], profile: Profile, known_clocks: Clocks | None = None) -> list[Load]:
+    """Returns what each operation's kernels put on the part. `known_clocks`: what `clocks_of` returns, where it is
+    known."""
+    clocks = clocks_of(ops, profile) if known_clocks is None else known_clocks
     flop_joules = energies(profile, clocks)
+    watts = {dtype: _watts_of_products(dtype, profile, flop_joules) for dtype in flop_joules}
+    none = Load(clocks.highest, 0.0, 0.0)
     known: dict[int, float] = {}  # by work, which live as long as ops
     found = []
     for op in ops:
         shape = None if op.work is None else op.work.shape
-        load = Load(clocks.highest, 0.0, 0.0)
-        if isinstance(shape, Gemm | Attention):
+        load = none
+        if isinstance(shape, _PRODUCTS):
             joules = op.flops * flop_joules.get(shape.dtype, 0.0)
-            most = _watts_of_products(shape.dtype, profile, flop_joules) * op.seconds
+            most = watts.get(shape.dtype, 0.0) * op.seconds
             if isinstance(shape, Gemm) or clocks.attention is None:
                 own = min(max(sqrt(most / joules), 1.0), clocks.highest) if joules else clocks.highest
                 load = Load(round(own, 2), joules, op.seconds)
