@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -34,6 +35,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
+from flopcast.roofline.stream.ops.touches import touches
 
 BOUNDS = ("matrix", "memory", "launch")  # what may bound an operation
 
@@ -474,74 +476,50 @@ def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[flo
     Addresses matter, not tensors: the caching allocator gives a new tensor the block that was freed last, so that
     outputs too land on lines in L2. The first of the two passes only establishes the cache's and the allocator's state.
     """
-    sizes, steps = _touched(stream)
+    sizes, steps = [rounded(storage.bytes) for storage in stream.storages], touches(stream)
     address: dict[int, int] = {}
     pool: dict[int, list[int]] = defaultdict(list)
-    touched_at: list[float | None] = []  # by address
+    touched_at: list[float] = []  # by address; -inf: never
     clock = 0.0
 
-    def place(storage: int) -> int:
-        blocks = pool[sizes[storage]]
-        if blocks:
-            at = blocks.pop()
-        else:
-            at = len(touched_at)
-            touched_at.append(None)
-        address[storage] = at
-        return at
-
-    def free(freed: Iterable[int]) -> None:
+    def move(freed: Iterable[int], first: Iterable[int]) -> None:
+        """Takes the addresses of what is freed and gives some to what has none."""
         for storage in freed:
             if storage in address:
                 pool[sizes[storage]].append(address.pop(storage))
+        for storage in first:
+            if storage not in address:  # in the second pass some are there from the first
+                blocks = pool[sizes[storage]]
+                if not blocks:
+                    blocks.append(len(touched_at))
+                    touched_at.append(-inf)
+                address[storage] = blocks.pop()
 
-    for (freed, touched), is_running in zip(steps, runs, strict=True):
-        if freed:
-            free(freed)
-        for storage, size in touched.items():
-            at = address.get(storage)
-            if at is None:
-                at = place(storage)
-            if is_running:
+    for (freed, first, touched), is_running in zip(steps, runs, strict=True):
+        if freed or first:
+            move(freed, first)
+        if is_running:
+            for storage, size in touched.items():
                 clock += size
-                touched_at[at] = clock
+                touched_at[address[storage]] = clock
     shares: list[float] = []
-    for (freed, touched), is_running in zip(steps, runs, strict=True):
-        if freed:
-            free(freed)
-        places = []
+    for (freed, first, touched), is_running in zip(steps, runs, strict=True):
+        if freed or first:
+            move(freed, first)
+        if not is_running:
+            shares.append(0.0)
+            continue
         hot = total = 0
+        now = clock
         for storage, size in touched.items():
-            at = address.get(storage)
-            if at is None:
-                at = place(storage)
-            if is_running:
-                places.append(at)
-                total += size
-                last = touched_at[at]
-                if last is not None and clock - last + size <= capacity:
-                    hot += size
-        for at, size in zip(places, touched.values(), strict=False):
+            total += size
+            if now - touched_at[address[storage]] + size <= capacity:
+                hot += size
+        for storage, size in touched.items():
             clock += size
-            touched_at[at] = clock
+            touched_at[address[storage]] = clock
         shares.append(hot / total if total else 0.0)
     return shares
-
-
-@once_per_stream
-def _touched(stream: Stream) -> tuple[list[int], list[tuple[tuple[int, ...], dict[int, int]]]]:
-    """Returns the bytes of each storage, and for each op the storages that are freed before it and those that it
-    touches, with the most bytes of them that one operand covers."""
-    operands = [(ref.storage, ref.operand.bytes) for ref in stream.tensors]
-    steps = []
-    for op in stream.ops:
-        touched: dict[int, int] = {}
-        for index in op.inputs + op.outputs:
-            storage, size = operands[index]
-            if size > touched.get(storage, -1):
-                touched[storage] = size
-        steps.append((op.freed, touched))
-    return [rounded(storage.bytes) for storage in stream.storages], steps
 
 
 # --- what bounds an operation

@@ -64,11 +64,6 @@ class _Pool:
     def remove(self, block: Block) -> None:
         del self.free[bisect_left(self.free, (block.bytes, block.address))]
 
-    def smallest_of(self, size: int) -> Block | None:
-        """Takes out the smallest free block of `size` bytes or more."""
-        place = bisect_left(self.free, (size,))
-        return self.free.pop(place)[2] if place < len(self.free) else None
-
 
 class DeviceIsFull(Exception):
     """The device has no memory left for a segment."""
@@ -93,7 +88,9 @@ class CachingAllocator:
         pool = self._pools.get((stream, is_small))
         if pool is None:
             pool = self._pools[stream, is_small] = _Pool(is_small)
-        block = pool.smallest_of(size) or self._segment(size, pool)
+        free = pool.free
+        place = bisect_left(free, (size,))  # the smallest free block that holds it
+        block = free.pop(place)[2] if place < len(free) else self._segment(size, pool)
         left = block.bytes - size
         if left >= ROUNDED_TO if is_small else left > _LEAST_LEFT_OF_LARGE:
             rest = Block(block.address + size, left, pool, block, block.after)

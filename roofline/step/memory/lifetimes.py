@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from flopcast.roofline.step.memory.allocator import Block, RecordingAllocator, Requests, rounded
-from flopcast.roofline.step.memory.scratch import scratch_bytes
+from flopcast.roofline.step.memory.allocator import Block, CachingAllocator, RecordingAllocator, Requests, rounded
+from flopcast.roofline.step.memory.scratch import has_scratch, scratch_bytes
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, packet
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
+from flopcast.roofline.stream.ops.touches import touches
 
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.addmm_", "aten.bmm", "aten.baddbmm")  # that cuBLAS computes
 
@@ -31,8 +32,8 @@ class Most(NamedTuple):
 
 class Followed(NamedTuple):
     """What a step's memory comes to: the most that is live anywhere, and of that while a compiled graph runs that has
-    multiplied; the most bytes that are taken of the device; which storages got how many bytes, or none again (0); and
-    what the allocator was asked for."""
+    multiplied; the most bytes that are taken of the device; which storages got how many bytes, or none again (0); and,
+    but for a rank of several GPUs, what the allocator was asked for: only on one GPU is a smaller device looked for."""
 
     anywhere: Most
     beside_products: Most
@@ -60,7 +61,8 @@ def follow(stream: Stream, sm_count: int | None = None) -> Followed:
     walk = _Walk(stream, sm_count)
     for _ in range(2 if walk.trains else 1):
         walk.step()
-    return Followed(walk.anywhere, walk.beside_products, walk.reserved, walk.log, walk.allocator.requests)
+    requests = walk.allocator.requests if isinstance(walk.allocator, RecordingAllocator) else ()
+    return Followed(walk.anywhere, walk.beside_products, walk.reserved, walk.log, requests)
 
 
 class _Moment(NamedTuple):
@@ -76,7 +78,8 @@ class _Moment(NamedTuple):
 
 class _Walk:
     def __init__(self, stream: Stream, sm_count: int | None) -> None:
-        self.stream, self.allocator = stream, RecordingAllocator()
+        self.stream = stream
+        self.allocator = CachingAllocator() if "parallel" in stream.meta else RecordingAllocator()
         self.optimizer = _optimizer(stream)
         self.trains = self.optimizer is not None
         self.existing = _existing(stream)
@@ -94,15 +97,16 @@ class _Walk:
 
     def step(self) -> None:
         """One step, at whose beginning the gradients of the one before are dropped."""
-        allocator, blocks = self.allocator, self.blocks
+        allocator, blocks, sizes, log = self.allocator, self.blocks, self.sizes, self.log
         for storage in [i for i in blocks if i not in self.existing]:
             self._give_back(storage)
         self._note(0, 0, False)
         stretches = _Stretches(self.stream, self.counts)
         beyond = 0  # what layers hold for which others stand
         for number, freed, made, scratch, lane in self.moments:
-            for storage in freed:
-                self._give_back(storage)
+            for storage in freed:  # as `_give_back` and `_take` do, which a deep step would call 20,000 times
+                allocator.give_back(blocks.pop(storage))
+                log.append((storage, 0))
             has_multiplied = number in self.multiplied
             if number in stretches.bounds:
                 beyond += stretches.pass_bound(number, allocator.allocated + beyond)
@@ -111,7 +115,9 @@ class _Walk:
                 for storage in self.state:
                     self._take(storage)
             for storage in made:
-                self._take(storage, lane)
+                block = blocks[storage] = allocator.take(sizes[storage], lane)
+                if block is not None:
+                    log.append((storage, block.bytes))
             if not self.counts[number]:
                 continue
             if scratch:
@@ -121,8 +127,8 @@ class _Walk:
             elif made or number == self.optimizer or has_multiplied:
                 self._note(beyond, stretches.more_gradients, has_multiplied)
 
-    def _take(self, storage: int, lane: int = 0) -> None:
-        block = self.blocks[storage] = self.allocator.take(self.sizes[storage], lane)
+    def _take(self, storage: int) -> None:
+        block = self.blocks[storage] = self.allocator.take(self.sizes[storage])
         if block is not None:
             self.log.append((storage, block.bytes))
 
@@ -132,13 +138,13 @@ class _Walk:
 
     def _note(self, beyond: int, gradients_of_others: int, has_multiplied: bool) -> None:
         """Keeps what is live now where it is the most so far. `beyond`: what layers hold for which others stand."""
-        live = self.allocator.allocated + beyond
+        live, reserved = self.allocator.allocated + beyond, self.allocator.reserved + beyond
         if live > self.anywhere.bytes:
             self.anywhere = Most(live, len(self.log), gradients_of_others)
         if has_multiplied and live > self.beside_products.bytes:
             self.beside_products = Most(live, len(self.log), gradients_of_others)
-        if self.allocator.reserved + beyond > self.reserved:
-            self.reserved = self.allocator.reserved + beyond
+        if reserved > self.reserved:
+            self.reserved = reserved
 
 
 def _existing(stream: Stream) -> set[int]:
@@ -157,26 +163,26 @@ def _moments(stream: Stream, sm_count: int | None) -> list[_Moment]:
     when a graph has multiplied."""
     stretches, multiplied = _Stretches(stream, layers_run(stream)), _after_products(stream)
     anyway = stretches.bounds | multiplied | {_optimizer(stream)}
-    storages = [ref.storage for ref in stream.tensors]
     elsewhere = {i for i, storage in enumerate(stream.storages) if storage.kind == "host"}
     elsewhere |= stretches.gradients_of_others
     known = _existing(stream) | elsewhere
+    takes_scratch = frozenset(name for name in {op.name for op in stream.ops} if has_scratch(name))
     found = []
     following_ops = (*stream.ops[1:], None)
-    for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
-        is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
+    for number, (op, following, touch) in enumerate(zip(stream.ops, following_ops, touches(stream), strict=True)):
+        name, freed, made = op.name, touch.freed, touch.first
+        is_sum = op.phase == "backward" and name == "aten.add.Tensor"
         reused = _summed_in_place(stream, op, following) if is_sum else ()
-        freed = [s for s in op.freed + reused if s in known and s not in elsewhere]
-        known.difference_update(freed)
-        made = []
-        for index in op.inputs + op.outputs:
-            storage = storages[index]
-            if storage not in known and storage not in reused:
-                known.add(storage)
-                made.append(storage)
-        scratch = scratch_bytes(stream, op, sm_count)
+        if freed or reused:
+            freed = tuple([storage for storage in freed + reused if storage in known and storage not in elsewhere])
+            known.difference_update(freed)
+        if made:
+            made = tuple([storage for storage in made if storage not in known and storage not in reused])
+            known.update(made)
+        scratch = scratch_bytes(stream, op, sm_count) if name in takes_scratch else 0
         if freed or made or scratch or number in anyway:
-            found.append(_Moment(number, freed, made, scratch, op.lane))
+            # as _Moment(...), which calls a function first
+            found.append(tuple.__new__(_Moment, (number, freed, made, scratch, op.lane)))
     return found
 
 

@@ -68,12 +68,8 @@ def peak_parts(stream: Stream, target: Target = UNKNOWN) -> dict[str, int]:
     DistributedDataParallel, which are its gradients. Libraries: their workspaces."""
     peak = _peak_of(stream, target)
     held = _followed(stream, target.sm_count).held_at(peak.most)
-    sent = {
-        stream.tensors[i].storage
-        for op in stream.ops
-        if op.name.startswith(_SENDING)
-        for i in (*op.inputs, *op.outputs)
-    }
+    sending = {name for name in {op.name for op in stream.ops} if name.startswith(_SENDING)}
+    sent = {stream.tensors[i].storage for op in stream.ops if op.name in sending for i in (*op.inputs, *op.outputs)}
     found = dict.fromkeys(PARTS, 0)
     for i, size in held.items():
         storage = stream.storages[i]

@@ -31,6 +31,11 @@ def scratch_bytes(stream: Stream, op: Op, sm_count: int | None) -> int:
     return _of_convolution(stream.call(op)) if kind == "convolution" else 0
 
 
+def has_scratch(name: str) -> bool:
+    """Whether an operation of this name may take memory while it runs."""
+    return bool(_kind(name))
+
+
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str:
     """Which of those that take memory an operation is; "" for none."""
