@@ -89,9 +89,9 @@ class _Entry(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Entries of a part, from `first` to before `stop`: single kernels that follow each other on a lane, of which the
-    first alone waits for `others`; or where `entry` is not None that one. `awaited`: place among them and number of the
-    ops that others wait for."""
+    """Entries of a part, from `first` to before `stop`: several single kernels that follow each other on a lane, of
+    which the first alone waits for `others`; or where `entry` is not None that one. `awaited`: place among them and
+    number of the ops that others wait for."""
 
     first: int
     stop: int
@@ -146,6 +146,7 @@ class Simulation:
         self._lanes = 1 + max((op.lane for op in ops), default=0)
         self._most = max((part.times for part in self._parts), default=1)
         self._plans: dict[int, _Plan] = {}
+        self._host = [_cut(part.host, part) for part in self._parts]
         self._take([op.seconds for op in ops])
 
     def _take(self, seconds: Sequence[float]) -> None:
@@ -154,6 +155,7 @@ class Simulation:
             [(seconds[ops[0]] if len(ops) == 1 else sum(seconds[op] for op in ops)) / part.times for ops in part.ops]
             for part in self._parts
         ]
+        self._kernels = [_cut(of_part, part) for of_part, part in zip(self._seconds, self._parts, strict=True)]
 
     def taking(self, seconds: Sequence[float]) -> Simulation:
         """The same step with other seconds of its operations' kernels."""
@@ -236,6 +238,7 @@ class Simulation:
         plan = self._plan(most)
         waits = iter(plan.waits)
         latest = -1  # the last entry that the host waited for
+        past = 0  # entries that had all finished when the host looked
         before = (0.0, 0.0)
         own_, seconds_ = self._at(host_factor, device_factor, link_factor)
         for step in range(self._steps):
@@ -254,29 +257,29 @@ class Simulation:
                     begun = len(finish)
                     last = waited_for[-1]
                     if entry is not None:
+                        number, _, launches, more, is_sync, _, _, sends = entry
                         device, waited = lanes[lane], 0.0
                         host += own[0]
-                        if entry.launches:
+                        if launches:
                             start = host + LAUNCH_LATENCY_SECONDS
                             if start < ready:
                                 start = ready
-                            if entry.sends:
-                                messages = [Message(peer, sent, self._of_ops[op]) for peer, sent, op in entry.sends]
+                            if sends:
+                                messages = [Message(peer, sent, self._of_ops[op]) for peer, sent, op in sends]
                                 device, waited = yield start, tuple(messages)
                             else:
-                                device = start + seconds[0] + gap_seconds * entry.more
+                                device = start + seconds[0] + gap_seconds * more
                             lanes[lane] = device
                             if shown is not None:
-                                shown.append(Span(entry.number, start, device, waited))
+                                shown.append(Span(number, start, device, waited))
                         finished(device)
                         if last >= 0 and finish[last] > host:
                             host = finish[last]
-                        if entry.is_sync:
+                        if is_sync:
                             host = (device if device > host else host) + sync_seconds
-                    elif shown is None and (
-                        last < 0 or (last < begun and max(finish[max(waited_for[0], 0) : last + 1]) <= host)
-                    ):  # the host does not wait
-                        for more, kernel in zip(own, seconds, strict=True):
+                    elif shown is None and last < begun and (last < past or max(finish[past : last + 1]) <= host):
+                        past = max(past, last + 1)  # the host does not wait
+                        for more, kernel in zip(own, seconds):  # noqa: B905  # strict costs a tenth of a run
                             host += more
                             start = host + LAUNCH_LATENCY_SECONDS
                             if start < ready:
@@ -329,21 +332,27 @@ class Simulation:
 
     def _at(
         self, host_factor: float, device_factor: float, link_factor: float
-    ) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
+    ) -> tuple[list[list[Sequence[float]]], list[list[Sequence[float]]]]:
         """Returns the seconds of host and kernels at these speeds: by part, by piece, of each of its entries."""
-        host, kernels = [], []
-        for part, seconds in zip(self._parts, self._seconds, strict=True):
-            own = [one * host_factor for one in part.host]
-            if link_factor == device_factor:
-                times = [one * device_factor for one in seconds]
-            else:
-                times = [
-                    one * (link_factor if entry.is_collective else device_factor)
-                    for one, entry in zip(seconds, part.entries, strict=True)
-                ]
-            host.append([own[piece.first : piece.stop] for piece in part.pieces])
-            kernels.append([times[piece.first : piece.stop] for piece in part.pieces])
+        host, kernels = self._host, self._kernels
+        if host_factor != 1.0:
+            host = [_cut([one * host_factor for one in part.host], part) for part in self._parts]
+        if not device_factor == link_factor == 1.0:
+            factors = device_factor, link_factor
+            pairs = zip(self._seconds, self._parts, strict=True)
+            kernels = [_cut(_times(seconds, part.entries, *factors), part) for seconds, part in pairs]
         return host, kernels
+
+
+def _cut(values: Sequence[float], part: _Part) -> list[Sequence[float]]:
+    """What belongs to the entries of a part, by piece."""
+    return [values[piece.first : piece.stop] for piece in part.pieces]
+
+
+def _times(seconds: Sequence[float], entries: Sequence[_Entry], device: float, link: float) -> list[float]:
+    if device == link:
+        return [one * device for one in seconds]
+    return [one * (link if entry.is_collective else device) for one, entry in zip(seconds, entries, strict=True)]
 
 
 _LEAST_RUNS = 4  # repetitions that are simulated at first, twice as many as long as they have not become steady
@@ -478,7 +487,8 @@ def _entries(
                 takes.append(())
                 host = 0.0
             is_sync = op.kind == "sync"
-            entries.append(_Entry(number, op.lane, launched, more, is_sync, others, sent is not None, sends))
+            fields = number, op.lane, launched, more, is_sync, others, sent is not None, sends
+            entries.append(tuple.__new__(_Entry, fields))  # as _Entry(*fields), which calls a function first
             own.append(host)
             takes.append((number,))
             host, together = op.looped_seconds / count, sent.together if sent is not None else 0
@@ -489,13 +499,15 @@ def _pieces(entries: Sequence[_Entry], awaited: Set[int]) -> list[_Piece]:
     """Cuts entries into pieces, each as long as can be."""
     pieces: list[_Piece] = []
     first = 0
+    plain = [entry.is_plain for entry in entries]
     for place, entry in enumerate(entries):
-        after = entries[place + 1] if place + 1 < len(entries) else None
-        if entry.is_plain and after is not None and after.is_plain and after.lane == entry.lane and not after.others:
-            continue
+        if plain[place] and place + 1 < len(entries) and plain[place + 1]:
+            after = entries[place + 1]
+            if after.lane == entry.lane and not after.others:
+                continue
         begun = entries[first]
         of_others = [(i - first, entries[i].number) for i in range(first, place + 1) if entries[i].number in awaited]
-        alone = None if begun.is_plain else begun
+        alone = None if plain[first] and place > first else begun
         pieces.append(_Piece(first, place + 1, begun.lane, begun.others, tuple(of_others), alone))
         first = place + 1
     return pieces

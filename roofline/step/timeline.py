@@ -162,10 +162,16 @@ class Timeline:
         return self._known_runs[factors]
 
     def _beside(self, op: TimedOp, sent: Collective) -> Contended:
-        key = id(op.work), op.seconds, op.hot_seconds, op.launches, op.count, sent  # works live as long as ops
-        if key not in self._known_beside and self.fabric is not None:
-            self._known_beside[key] = self.fabric.beside(op, sent, self.profile)
-        return self._known_beside[key]
+        of_op = id(op), id(sent)  # these live as long as the timeline, and works as long as ops
+        found = self._known_beside.get(of_op)
+        if found is None:
+            alike = id(op.work), op.seconds, op.hot_seconds, op.launches, op.count, sent
+            found = self._known_beside.get(alike)
+            if found is None:
+                assert self.fabric is not None
+                found = self._known_beside[alike] = self.fabric.beside(op, sent, self.profile)
+            self._known_beside[of_op] = found
+        return found
 
     @cached_property
     def _known_beside(self) -> dict[tuple[Any, ...], Contended]:
