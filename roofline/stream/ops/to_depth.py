@@ -16,12 +16,12 @@ reference from one layer to the next after renaming; reuse distances and lifetim
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import (
@@ -34,9 +34,6 @@ from flopcast.roofline.stream.ops.op_stream import (
     TensorRef,
     packet,
 )
-
-Of = TypeVar("Of")
-To = TypeVar("To")
 
 _HELD = ("parameter", "buffer", "cache")  # before a call of inference
 BEGIN_CACHE = "aten._foreach_zero_.default"  # by which a prefill begins a static cache of all layers anew
@@ -68,7 +65,7 @@ class _Unfolding:
         self.storages: list[Storage] = []
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
-        self._places: dict[tuple[int | None, int | None], tuple[_Placed[int, int], _Placed[int, int]]] = {}
+        self._places: dict[tuple[int | None, int | None], tuple[_TensorsAt, _StoragesAt]] = {}
         self._storage_homes = [storage.layer for storage in stream.storages]
         self._homes = [self._storage_homes[ref.storage] for ref in stream.tensors]
         self._of_lists = frozenset(number for number, op in enumerate(stream.ops) if _is_multi_tensor(op))
@@ -112,12 +109,9 @@ class _Unfolding:
         meta, idle = _repeated(self.source.meta, more)
         if "repeated" not in meta and "graphs" in meta:  # of layers that are compiled one by one
             meta = {**meta, "graphs": _placed_graphs(meta["graphs"], [number for number, _, _ in placed])}
-        placed = list(_without(idle, placed))
+        placed = list(_without(idle, placed)) if idle else placed
         self._moved = self._of_others(placed)
-        ops = [
-            self._copy_multi_tensor(op) if number in self._of_lists else self._copy(op, layer)
-            for number, op, layer in placed
-        ]
+        ops = list(self._copies(placed))
         if any(op.waits for op in self.source.ops):
             ops = self._with_waits(ops, placed)
         if "repeated" in meta:
@@ -176,8 +170,11 @@ class _Unfolding:
     def _with_waits(self, ops: list[Op], placed: Sequence[tuple[int, Op, int | None]]) -> list[Op]:
         """Returns the unfolded ops with what they wait for: of the layer that is as far away as in the folded stream,
         the op that does the same there."""
-        index = {(number, layer): place for place, (number, _, layer) in enumerate(placed)}
         roles = _op_roles(self.source)
+        awaited = {roles[wait] for op in self.source.ops for wait in op.waits}
+        of_likes = set(self._likes.values())
+        some = [number in of_likes or role in awaited for number, role in enumerate(roles)]
+        index = {(number, layer): place for place, (number, _, layer) in enumerate(placed) if some[number]}
         numbers = {
             (role, op.layer): number for number, (role, op) in enumerate(zip(roles, self.source.ops, strict=True))
         }
@@ -214,17 +211,25 @@ class _Unfolding:
         """Returns the unfolded number of a layer: from the middle one on they are counted from the end."""
         return layer if layer < self.middle else self.depth - self.folded + layer
 
-    def _copy(self, op: Op, layer: int | None) -> Op:
-        tensors, storages = self._placed(op, layer)
-        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again, lane, _ = op
-        if freed:
-            # before the first layer, an optimizer also frees what an op on all layers left
-            is_of_all = layer is None or (layer == 0 and phase == "optimizer")
-            freed = self._freed(op) if is_of_all else tuple([storages[s] for s in freed])
-        inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
-        module = rename_layer(module, home, layer)
-        fields = name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane, ()
-        return tuple.__new__(Op, fields)  # as Op(*fields), which calls a function first
+    def _copies(self, placed: Iterable[tuple[int, Op, int | None]]) -> Iterator[Op]:
+        """Yields each op (number, op, layer) as it is in its layer."""
+        before: tuple[int | None, int | None] | None = None
+        for number, op, layer in placed:
+            if number in self._of_lists:
+                yield self._copy_multi_tensor(op)
+                continue
+            name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again, lane, _ = op
+            if before != (home, layer):
+                before = home, layer
+                tensor_at, storage_at = (places.__getitem__ for places in self._placed(home, layer))
+            if freed:
+                # before the first layer, an optimizer also frees what an op on all layers left
+                is_of_all = layer is None or (layer == 0 and phase == "optimizer")
+                freed = self._freed(op) if is_of_all else tuple(map(storage_at, freed))
+            inputs, outputs = tuple(map(tensor_at, inputs)), tuple(map(tensor_at, outputs))
+            module = rename_layer(module, home, layer)
+            fields = name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane, ()
+            yield tuple.__new__(Op, fields)  # as Op(*fields), which calls a function first
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are; of
@@ -239,22 +244,15 @@ class _Unfolding:
 
         return tuple(self._storage(s, at) for s in op.freed for at in layers_of(s))
 
-    def _placed(self, op: Op, layer: int | None) -> tuple[_Placed[int, int], _Placed[int, int]]:
-        """Maps the tensors and storages of the folded stream to those of the unfolded one, for `op` in `layer`."""
-        by = None if op.layer is None or layer is None else layer - op.layer
-        known = self._places.get((by, op.layer))
+    def _placed(self, home: int | None, layer: int | None) -> tuple[_TensorsAt, _StoragesAt]:
+        """Maps the tensors and storages of the folded stream to those of the unfolded one, for ops of layer `home` that
+        stand for `layer`."""
+        by = None if home is None or layer is None else layer - home
+        known = self._places.get((by, home))
         if known is None:
-            home_of, moved, of_tensors = self._storage_homes, self._moved, self._tensors
-            layers: _Placed[int | None, int | None] = _Placed(lambda home: self._place(home, op.layer, by))
-
-            def storage_of(storage: int) -> int:
-                return self._storage(storage, moved[storage] if storage in moved else layers[home_of[storage]])
-
-            storages = _Placed(storage_of)
-            tensors: _Placed[int, int] = _Placed(
-                lambda tensor: self._tensor_in(tensor, storages[of_tensors[tensor].storage])
-            )
-            known = self._places[by, op.layer] = tensors, storages
+            layers = {of: self._place(of, home, by) for of in set(self._storage_homes)}
+            storages = _StoragesAt(self, layers)
+            known = self._places[by, home] = _TensorsAt(self, storages), storages
         return known
 
     def _copy_multi_tensor(self, op: Op) -> Op:
@@ -296,9 +294,9 @@ class _Unfolding:
                 yield from block
 
     def _tensor(self, index: int, layer: int | None) -> int:
-        return self._tensor_in(index, self._storage(self._tensors[index].storage, layer))
+        return self.tensor_in(index, self._storage(self._tensors[index].storage, layer))
 
-    def _tensor_in(self, index: int, storage: int) -> int:
+    def tensor_in(self, index: int, storage: int) -> int:
         """The number of a tensor, which `storage` of the unfolded stream holds."""
         key = (self._operands[index], storage)
         known = self._tensor_ids.get(key)
@@ -309,14 +307,45 @@ class _Unfolding:
             self.tensors.append(tuple.__new__(TensorRef, (operand, storage)))
         return known
 
+    def storage_at(self, index: int, layers: Mapping[int | None, int | None]) -> int:
+        """The number of a storage, by the layers that those of the folded stream are."""
+        return self._storage(index, self._moved[index] if index in self._moved else layers[self._storage_homes[index]])
+
     def _storage(self, index: int, layer: int | None) -> int:
         key = (self._roles[index], layer)
         known = self._storage_ids.get(key)
         if known is None:
             known = self._storage_ids[key] = len(self.storages)
-            source, grown = self._storages[index], self._grown.get(index)
-            self.storages.append(Storage(grown.bytes if grown else source.bytes, source.kind, layer))
+            source = self._storages[index]
+            grown = self._grown.get(index) if self._grown else None
+            fields = grown.bytes if grown else source.bytes, source.kind, layer
+            self.storages.append(tuple.__new__(Storage, fields))
         return known
+
+
+class _StoragesAt(dict[int, int]):
+    """Maps storages of the folded stream to those of the unfolded one, which are made at the first lookup."""
+
+    def __init__(self, unfolding: _Unfolding, layers: Mapping[int | None, int | None]) -> None:
+        super().__init__()
+        self._unfolding, self._layers = unfolding, layers
+
+    def __missing__(self, storage: int) -> int:
+        found = self[storage] = self._unfolding.storage_at(storage, self._layers)
+        return found
+
+
+class _TensorsAt(dict[int, int]):
+    """Maps tensors as `_StoragesAt` does storages."""
+
+    def __init__(self, unfolding: _Unfolding, storages: _StoragesAt) -> None:
+        super().__init__()
+        self._unfolding, self._storages = unfolding, storages
+
+    def __missing__(self, tensor: int) -> int:
+        unfolding = self._unfolding
+        found = self[tensor] = unfolding.tensor_in(tensor, self._storages[unfolding.source.tensors[tensor].storage])
+        return found
 
 
 class _GrownLists:
@@ -358,18 +387,6 @@ class _GrownLists:
             case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "g", "o"}:
                 return {name: self.convert(item) for name, item in value.items()}
         return value
-
-
-class _Placed(dict[Of, To], Generic[Of, To]):
-    """Maps numbers of the folded stream to those of the unfolded one, which are made at the first lookup."""
-
-    def __init__(self, make: Callable[[Of], To]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: Of) -> To:
-        found = self[key] = self._make(key)
-        return found
 
 
 def _without(
@@ -420,7 +437,7 @@ def _op_roles(stream: Stream) -> list[tuple[int, int]]:
     phase, n-th op of the layer in it)."""
     roles: list[tuple[int, int]] = []
     for run, (_, ops) in enumerate(groupby(stream.ops, key=lambda op: op.phase)):
-        counts: Counter[int | None] = Counter()
+        counts: dict[int | None, int] = defaultdict(int)  # a Counter takes four times as long
         for op in ops:
             roles.append((run, counts[op.layer]))
             counts[op.layer] += 1
@@ -497,7 +514,7 @@ def _storage_roles(stream: Stream) -> list[Any]:
                 places[homes[storage]] += 1
                 if homes[storage] is not None and roles[storage][0] == "once":
                     roles[storage] = ("list", position, places[homes[storage]])
-    counts: Counter[Any] = Counter()
+    counts: dict[Any, int] = defaultdict(int)
     for op in stream.ops:
         if op.layer is None:
             continue
