@@ -267,7 +267,7 @@ class PricedStep:
             * (layout.ep if _EXPERTS in op.module else 1)
             for stage in self.stages
             for op, timed in zip(stage.stream.ops, stage.ops, strict=True)
-            if not op.is_recomputed and op.phase != "optimizer"
+            if timed.flops and not op.is_recomputed and op.phase != "optimizer"
         )
 
     @cached_property
@@ -572,8 +572,10 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
     }
     found: dict[str, dict[str, float]] = {how: defaultdict(float) for how in how_said}
     for op in ops:
+        if op.work is None or "extrapolated" not in (op.basis, op.hot_basis):
+            continue
         seconds = sum(part for basis, part in op.parts if basis == "extrapolated")
-        if op.work is not None and seconds and not is_rough(op):
+        if seconds and not is_rough(op):
             kind = KernelKind(op.work.op_class, op.work.variant)
             twin = twin_of(kind.variant)
             how = "lent" if kind in lent else "far" if kind in measured else "unknown"
