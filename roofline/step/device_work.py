@@ -233,19 +233,30 @@ def device_work(
     phase = ""
     waits = _waits_of_models(stream)
     fixed_first = _phases_with_fixed_cost(stream, bool(waits))
-    known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops recur in every layer
-    for i, (op, work) in enumerate(zip(stream.ops, times.works, strict=True)):
+    known: dict[tuple[int, float], TimedOp] = {}  # a layer's ops recur in every layer
+    kinds: dict[tuple[Any, ...], int] = {}
+    # by the op of the folded stream that one repeats: its kind, tensors in lists, whether hooked, calls beyond one
+    of_repeated: dict[int, tuple[int, float, bool, float]] = {}
+    repeats = stream.repeats or (-1,) * len(stream.ops)
+    for i, (op, work, repeated) in enumerate(zip(stream.ops, times.works, repeats, strict=True)):
         if op.name == ONE_CALL:
             timed.append(TimedOp(op.phase, op.kind, host.bare_call(*json.loads(op.args))))
             continue
-        n_tensors = listed_tensors(op)
-        copy = times.copied.get(i)
-        is_hooked = checkpoints and op.phase == "forward" and op.layer is not None
-        beyond = _calls_beyond(stream, op)
-        key = (op.phase, op.kind, id(work), n_tensors, hot_shares[i], copy is None, is_hooked, op.is_recomputed, beyond)
+        cost = of_repeated.get(repeated)
+        if cost is None:
+            n_tensors, beyond = listed_tensors(op), _calls_beyond(stream, op)
+            is_hooked = checkpoints and op.phase == "forward" and op.layer is not None
+            is_copied = i in times.copied
+            kind = op.phase, op.kind, id(work), n_tensors, is_copied, is_hooked, op.is_recomputed, beyond
+            cost = kinds.setdefault(kind, len(kinds)), n_tensors, is_hooked, beyond
+            if repeated >= 0:
+                of_repeated[repeated] = cost
+        number, n_tensors, is_hooked, beyond = cost
+        key = number, hot_shares[i]
         if op.phase == phase and key in known and i not in waits:
             timed.append(known[key])
             continue
+        copy = times.copied.get(i)
         found = times.kernels[id(work)] if work is not None else None
         count = found.launches if found is not None else 0
         # forward and backward costs are per call, the optimizer's per kernel (`host_calibration.count_ops`)

@@ -91,7 +91,7 @@ class _Entry(NamedTuple):
 class _Piece(NamedTuple):
     """Entries of a part, from `first` to before `stop`: several single kernels that follow each other on a lane, of
     which the first alone waits for `others`; or where `entry` is not None that one. `awaited`: place among them and
-    number of the ops that others wait for."""
+    number of the ops that others wait for; `numbers`: those of all its ops."""
 
     first: int
     stop: int
@@ -99,6 +99,7 @@ class _Piece(NamedTuple):
     others: tuple[int, ...]
     awaited: tuple[tuple[int, int], ...]
     entry: _Entry | None
+    numbers: tuple[int, ...]
 
 
 class _Part(NamedTuple):
@@ -249,7 +250,7 @@ class Simulation:
                 if more_times:
                     before = host, lanes[0]
                 for piece, own, seconds, waited_for in zip(part.pieces, part_own, part_seconds, waits, strict=False):
-                    first, _, lane, others, awaited, entry = piece
+                    _, _, lane, others, awaited, entry, numbers = piece
                     ready = lanes[lane] + gap_seconds  # the earliest start
                     for other in others:
                         if ready < ended.get(other, 0.0):
@@ -289,8 +290,7 @@ class Simulation:
                             ready = device + gap_seconds
                         lanes[lane] = device
                     else:
-                        number = first
-                        for more, kernel, wait in zip(own, seconds, waited_for, strict=True):
+                        for more, kernel, wait, number in zip(own, seconds, waited_for, numbers):  # noqa: B905
                             host += more
                             start = host + LAUNCH_LATENCY_SECONDS
                             if start < ready:
@@ -301,8 +301,7 @@ class Simulation:
                             if wait >= 0 and finish[wait] > host:
                                 host = finish[wait]
                             if shown is not None:
-                                shown.append(tuple.__new__(Span, (part.entries[number].number, start, device, 0.0)))
-                                number += 1
+                                shown.append(tuple.__new__(Span, (number, start, device, 0.0)))
                         lanes[lane] = device
                     if last >= 0:
                         latest = last
@@ -506,9 +505,10 @@ def _pieces(entries: Sequence[_Entry], awaited: Set[int]) -> list[_Piece]:
             if after.lane == entry.lane and not after.others:
                 continue
         begun = entries[first]
-        of_others = [(i - first, entries[i].number) for i in range(first, place + 1) if entries[i].number in awaited]
         alone = None if plain[first] and place > first else begun
-        pieces.append(_Piece(first, place + 1, begun.lane, begun.others, tuple(of_others), alone))
+        numbers = tuple([one.number for one in entries[first : place + 1]])
+        of_others = [(i, number) for i, number in enumerate(numbers) if number in awaited]
+        pieces.append(_Piece(first, place + 1, begun.lane, begun.others, tuple(of_others), alone, numbers))
         first = place + 1
     return pieces
 
