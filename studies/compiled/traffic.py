@@ -1,6 +1,8 @@
 """Records generated kernels that read and write memory in different shares, one launch a function.
 
     python -m studies.compiled.traffic OUT     on a GPU: OUT/traffic.code.gz and OUT/traffic.json.gz, as `record.py` has
+    ... --configurations                       OUT/configurations.json: with each of the two that inductor times
+    python -m studies.compiled.traffic         prints a table of what is committed of the latter
 
 The six steps that the law of generated kernels was fitted to read twice what they write or more, by nearly all of their
 bytes. What widens, repeats or fills writes more than it reads, a cache repeated for each query's head twice as much,
@@ -10,10 +12,14 @@ profiled in rounds, one after another.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FunctionType
 from typing import Any
 
@@ -22,9 +28,14 @@ from torch import Tensor
 
 from studies.command import parser_of
 from studies.compiled.record import Case, keep, keep_code, steady
+from studies.imports import ROOT
+from studies.markdown import table
 
 CASE = Case("traffic", module="studies.compiled.traffic:functions")
 SIZES = (60e6, 250e6, 1.2e9)  # bytes that are read and written together
+SHORT_SIZES = (1e6, 4e6, 16e6, 40e6, 120e6)  # of which the configuration is left to chance, and some that are longer
+CONFIGURATIONS = ROOT / "reports" / "nvidia-h200" / "traffic" / "configurations.json"
+EDGES = (0, 4, 8, 16, 30, 60, 1000)  # us, between which kernels are counted
 ROUNDS = 7
 WARM_UP = 2000  # calls of the first function, a few hundredths of a second, until the clock is up
 KERNEL = re.compile(r"\btriton_(?:poi|per|red)_")
@@ -138,17 +149,85 @@ def profiled(calls: Sequence[Compiled], device: torch.device) -> list[tuple[str,
     ]
 
 
+@contextmanager
+def taking(place: int, timed: list[list[float]]) -> Iterator[None]:
+    """Within the context inductor takes the configuration of this place, of kernels that have several. `timed` gets the
+    microseconds that it measured of each."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    own: Any = CachingAutotuner.benchmark_all_configs
+
+    def benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = own(self, *args, **kwargs)
+        if len(found) > 1:
+            timed.append([round(milliseconds * 1e3, 2) for milliseconds in found.values()])
+        return {launcher: float(number != place) for number, launcher in enumerate(found)}
+
+    CachingAutotuner.benchmark_all_configs = benchmark  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CachingAutotuner.benchmark_all_configs = own  # type: ignore[method-assign]
+
+
+def configurations(device: torch.device) -> list[dict[str, Any]]:
+    """Rows of the pointwise kernels: bytes, name, microseconds with programs of 1,024 elements by 4 warps and of 512 by
+    8, and what inductor timed of both in each of the two compilations."""
+    found: list[list[tuple[str, float]]] = []
+    timed: list[list[list[float]]] = []
+    for place in (0, 1):
+        timed.append([])
+        with taking(place, timed[-1]):
+            made = [(total, *one) for total in SHORT_SIZES for one in functions(device, total)]
+            calls = [compiled(function, operands, number) for number, (_, function, operands) in enumerate(made)]
+            runs = [profiled(calls, device) for _ in range(ROUNDS)]
+        found.append([(runs[0][n][0], median(run[n][1] for run in runs)) for n in range(len(calls))])
+    pointwise = [number for number, (name, _) in enumerate(found[0]) if "_poi_" in name]
+    return [
+        {"bytes": made[number][0], "kernel": re.sub(r"(?<=_poi_)[0-9]+_", "", found[0][number][0]),
+         "us": [round(one[number][1] * 1e6, 2) for one in found], "timed_us": [first, second]}
+        for number, first, second in zip(pointwise, *timed, strict=True)
+    ]  # fmt: skip
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """A table by how long the kernels take with the second configuration."""
+    lines = []
+    for least, most in pairwise(EDGES):
+        some = [row for row in rows if least <= row["us"][1] < most]
+        timed = [one for row in some for one in row["timed_us"]]
+        ratios = sorted(row["us"][1] / row["us"][0] for row in some)
+        lines.append([
+            f"{least} to {most}", str(len(some)), f"{median(ratios):.2f}", f"{ratios[-1]:.2f}",
+            f"{median(one[0] for one in timed):.0f}", f"{sum(b < a for a, b in timed)} of {len(timed)}",
+        ])  # fmt: skip
+    head = ["us, second configuration", "kernels", "over the first, median", "most", "inductor timed, us, median"]
+    return table([*head, "second picked"], lines)
+
+
 def main() -> None:
     parser = parser_of(__spec__, __doc__)
-    parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--configurations", action="store_true")
+    options = parser.parse_args()
+    if options.out is None:
+        print(report(json.loads(CONFIGURATIONS.read_text())))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda")
     torch._inductor.config.force_disable_caches = True
     with torch.no_grad():
-        made = [one for total in SIZES for one in functions(device, total)]
-        calls = [compiled(function, operands, number) for number, (function, operands) in enumerate(made)]
-        runs = [profiled(calls, device) for _ in range(ROUNDS)]
+        if options.configurations:
+            lines = ",\n".join(json.dumps(row) for row in configurations(device))
+            (options.out / CONFIGURATIONS.name).write_text(f"[\n{lines}\n]\n")
+        else:
+            record(options.out, device)
+
+
+def record(out: Path, device: torch.device) -> None:
+    made = [one for total in SIZES for one in functions(device, total)]
+    calls = [compiled(function, operands, number) for number, (function, operands) in enumerate(made)]
+    runs = [profiled(calls, device) for _ in range(ROUNDS)]
     keep_code(CASE, out, [one.code for one in calls])
     keep(CASE, out, {}, {"compile": steady(runs)})
 

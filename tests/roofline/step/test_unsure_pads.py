@@ -10,7 +10,7 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.uncertainty import device_moves
-from flopcast.roofline.step.unsure_pads import doubts_of, expected
+from flopcast.roofline.step.unsure_pads import LEFT, doubts_of, expected
 from flopcast.roofline.stream.lowering.describe import describe
 
 H200 = find_profile("nvidia-h200")
@@ -41,7 +41,7 @@ def test_what_the_host_decides_takes_the_mean_of_hosts_and_what_the_gpu_decides_
     taken = expected(ops, found)
     assert taken[0] == ops[0]
     assert found[1].seconds > 0
-    assert taken[1].seconds == pytest.approx(ops[1].seconds + found[1].seconds * 19 / 60)
+    assert taken[1].seconds == pytest.approx(ops[1].seconds + found[1].seconds * LEFT)
     assert taken[2] is ops[2]
 
 

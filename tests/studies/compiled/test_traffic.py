@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from statistics import median
 
 import pytest
@@ -12,7 +13,7 @@ from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.generated import programs, seconds
 from flopcast.roofline.gpu.library.generated import FILE, fitted, rates_of
 from studies.compiled import generated
-from studies.compiled.traffic import SIZES, functions
+from studies.compiled.traffic import CONFIGURATIONS, SIZES, functions
 
 FOLDER = FILE.parents[2] / "reports" / "nvidia-h200" / generated.TRAFFIC
 
@@ -49,3 +50,20 @@ def test_the_law_tells_those_of_middle_size_to_which_nothing_was_fitted() -> Non
     assert len(errors) == 15
     assert median(errors) < 0.025
     assert max(errors) < 0.125
+
+
+def test_inductor_leaves_the_configuration_of_short_kernels_to_chance() -> None:
+    rows = json.loads(CONFIGURATIONS.read_text())
+    short = [timed for row in rows if row["us"][1] < 8 for timed in row["timed_us"]]
+    long = [timed for row in rows if row["us"][1] > 30 for timed in row["timed_us"]]
+    assert 0.4 < sum(second < first for first, second in short) / len(short) < 0.75
+    assert sum(second < first for first, second in long) / len(long) < 0.1
+
+
+def test_programs_of_half_the_size_take_twice_as_long_where_programs_begin_too_slowly() -> None:
+    """Zeros in bf16, and a cache that is repeated."""
+    rows = [row for row in json.loads(CONFIGURATIONS.read_text()) if row["us"][0] > 10]
+    bound = [row["us"][1] / row["us"][0] for row in rows if "zeros" in row["kernel"] or "expand" in row["kernel"]]
+    assert len(bound) == 8
+    assert all(1.8 < ratio < 2.2 for ratio in bound)
+    assert all(row["us"][1] / row["us"][0] > 1 for row in rows)
