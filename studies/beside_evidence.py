@@ -43,6 +43,7 @@ RAN = {"attention-steps": "--config CONFIG"}  # of no suite
 # What tells the steps of a first.csv apart, with what they took: two runs had some of the same.
 NAMED = ("name", "batch", "seq", "context", "precision", "optimizer", "mode")
 FIRST = {"device": "device", "step": "step", "peak": "memory"}  # what is kept of first forecasts, and its name
+MOST_NAMED = 30  # steps
 
 # Steps that a seed drew: of those that are compiled there are the streams of the torch that ran them. The runs by which
 # the widths of compiled steps' intervals are set, of seeds 7 to 11, profiled after a rest.
@@ -191,7 +192,8 @@ def first_told(first: Mapping[tuple[str, ...], Mapping[str, float]]) -> list[str
         f"{name} {_spread([errors.get(part) for errors in first.values()])}" for part, name in FIRST.items()
     )
     steps = ", ".join(dict.fromkeys(name for name, *_ in first))
-    return [f"Before any of these was seen (median / worst, of how many): {words}. They are {steps}."]
+    named = f" They are {steps}." if steps.count(",") < MOST_NAMED else ""  # else the table's last columns tell them
+    return [f"Before any of these was seen (median / worst, of how many): {words}.{named}"]
 
 
 def summary(rows: Sequence[StepComparison]) -> list[list[str]]:

@@ -53,7 +53,7 @@ def slowest_host_factor(ranks: int) -> float:
     by `PROCESS_SPREAD`, and do not slow each other down: four at once took 0.99 and 1.02 times as long for a forward
     and a backward as each alone, the slowest 1.12 and 1.09 times the mean (`studies.parallel.beside`). Steps of two
     and four GPUs that the host bounds take 4 to 17% longer than their ranks take on average to enqueue one for idle
-    GPUs, in eleven of twelve sessions (there too; in one, of ring attention and experts, 2% less); the law has 9 and
+    GPUs, in twelve of thirteen sessions (there too; in one, of ring attention and experts, 2% less); the law has 9 and
     17%. More than four ranks were not measured."""
     return exp(PROCESS_SPREAD * NormalDist().inv_cdf(0.5 ** (1 / ranks))) if ranks > 1 else 1.0
 

@@ -9,6 +9,7 @@
     torchrun --nproc-per-node 2 -m studies.parallel.steps OUT --steps balanced  the same over two
     ... --steps compiled-four                                               compiled ones over four GPUs
     ... --steps trained                                                     clipped, fine-tuned, by other optimizers
+    ... --steps host-bound                                                  those whose host bounds them
     ... --only ddp,tp                                                       steps whose layout is one of these kinds
     ... --stages times                                                      without their kernels
 
@@ -282,9 +283,26 @@ TRAINED = (
     Step("qwen3-1.7b", "fsdp={n}", 8, 2048, mode="compile", finetune="lora"),
 )
 
+# Small ones, which the host bounds, chosen before any of them was forecast.
+HOST_BOUND = (
+    Step("qwen3-0.6b", "fsdp={n}", 4, 512),
+    Step("gpt2", "fsdp={n}", 4, 512),
+    Step("llama-3.2-1b", "zero2={n}", 2, 512),
+    Step("qwen3-1.7b", "tp={n}", 2, 1024),
+    Step("gpt2", "ddp={n}", 4, 256),
+    Step("qwen3-0.6b", "tp={n}", 8, 512),
+    Step("llama-3.2-1b", "zero1={n}", 2, 256),
+    Step("qwen3-0.6b", "zero2={n}", 2, 1024, accumulate=2),
+    Step("qwen3-1.7b", "pp={n}", 2, 256, accumulate=4),
+    Step("qwen3-0.6b", "ddp={n}", 2, 512, mode="compile"),
+    Step("gpt2", "fsdp={n}", 4, 512, mode="compile"),
+    Step("llama-3.2-1b", "fsdp={n}", 2, 512, mode="compile"),
+)
+
 GROUPS = {
     "first": STEPS, "larger": LARGER, "compiled": COMPILED, "compiled-larger": COMPILED_LARGER, "four": FOUR,
     "four-balanced": FOUR_BALANCED, "balanced": BALANCED, "compiled-four": COMPILED_FOUR, "trained": TRAINED,
+    "host-bound": HOST_BOUND,
 }  # fmt: skip
 ALL = tuple(step for steps in GROUPS.values() for step in steps)
 

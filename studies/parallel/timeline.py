@@ -3,10 +3,11 @@
     python -m studies.parallel.timeline [--only w2048] [--groups larger] [--out reports/parallel/timeline.md]
 
 Reads the committed measurements: steps.csv and steps-again.csv (`studies.parallel.measured`), kernels.csv
-(`studies.parallel.overlap`), and host.json, host-2.json and host-4.json to host-10.json, what `flopcast fit`
+(`studies.parallel.overlap`), and host.json, host-2.json and host-4.json to host-11.json, what `flopcast fit`
 made of the same machines' `bench --suite host`: of the first steps, of the larger and the first compiled ones, of the
 larger ones again, of those over four GPUs again, of the larger compiled ones, of the compiled ones over four GPUs, of
-the trained ones, and of those over four and over two GPUs in which host and device take as long.
+the trained ones, of those over four and over two GPUs in which host and device take as long, and of those that the host
+bounds, before and after them.
 The first steps over four GPUs are forecast twice: as what ships says, and by the link as two GPUs alone tell it. Every
 step is traced: that takes minutes.
 
@@ -123,6 +124,7 @@ SECTIONS = {
     "balanced": Section(
         "Over two GPUs, where host and device take about as long", FOLDER / "host-10.json", is_profiled=False
     ),
+    "host-bound": Section("Over two GPUs, bound by the host", FOLDER / "host-11.json", is_profiled=False),
     "compiled-four": Section("Compiled steps over four GPUs", FOLDER / "host-7.json", is_profiled=False),
     "trained": Section("Clipped, fine-tuned, and by optimizers of one GPU", FOLDER / "host-8.json"),
 }

@@ -11,7 +11,7 @@ from studies.compiled.another_torch import PAGE, SOURCE, STEPS, kept_stream, pat
 
 def test_code_of_the_torch_that_ran_the_steps_is_nearer() -> None:
     kept = [plan for plan in plans() if path_of(plan).is_file()]
-    assert len(kept) == len(list(plans())) == 228
+    assert len(kept) == len(list(plans())) == 232
     steps = StepsFolder(
         STEPS / "run8", find_profile(SOURCE), is_wanted=lambda plan: plan.mode == "compile" and plan.phase == "train"
         and plan.optimizer != "muon" and path_of(plan).is_file()
