@@ -298,20 +298,20 @@ def test_roofs_are_printed_with_what_they_rest_on(flopcast: Command) -> None:
 
 def test_a_module_by_name(flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
+    Path("one_linear.py").write_text(
         "import torch\ndef pair(batch=4):\n    return torch.nn.Linear(64, 8), torch.randn(batch, 64)\n"
     )
-    found = flopcast("predict", "--gpu", H200, "--module", "mine:pair", "--batch", 32, "--json")
+    found = flopcast("predict", "--gpu", H200, "--module", "one_linear:pair", "--batch", 32, "--json")
     assert found.code == 0, found.err
     record = json.loads(found.out)
     assert record["n_params"] == 64 * 8 + 8
     assert record["flops_counted"] == 2 * 2 * 32 * 64 * 8  # forward and the weights' gradient
     assert record["tokens_per_second"] * record["step_seconds"] == pytest.approx(32)
     assert record["unit"] == "samples"
-    shown = flopcast("predict", "--gpu", H200, "--module", "mine:pair", "--batch", 32).out
+    shown = flopcast("predict", "--gpu", H200, "--module", "one_linear:pair", "--batch", 32).out
     assert "32 samples" in shown
     assert "samples per second" in shown
     assert "per million samples" in shown
     assert "token" not in shown
-    assert "samples/s" in flopcast("explain", "--gpu", H200, "--module", "mine:pair", "--batch", 32).out
+    assert "samples/s" in flopcast("explain", "--gpu", H200, "--module", "one_linear:pair", "--batch", 32).out
     assert flopcast("predict", "--gpu", H200, "--width", 512, "--json").document["unit"] == "tokens"
