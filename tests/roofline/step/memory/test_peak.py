@@ -9,12 +9,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.kernels.shapes import Operand
 from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.settings import Recipe
+from flopcast.microbench.recipe.training_step import build
 from flopcast.roofline.step.memory.allocator import rounded
+from flopcast.roofline.step.memory.lifetimes import summed_in_place
 from flopcast.roofline.step.memory.needed import needed_bytes
 from flopcast.roofline.step.memory.peak import Target, peak_bytes, reserved_bytes
 from flopcast.roofline.stream.library.streams import trace_now
@@ -150,3 +154,26 @@ def test_gradients_of_tied_embeddings_are_summed_in_place(traced: Tracing) -> No
     the embeddings for their sum, as a recorder sees it, it would have been 1.56 GB more."""
     stream = traced(make_config(width=2560, depth=6), batch=4, seq=256, optimizer="adamw-fused")
     assert peak_bytes(stream, H200) == pytest.approx(15_409_454_592, rel=0.005)
+
+
+@pytest.mark.parametrize(("precision", "in_place"), [("autocast-bf16", True), ("bf16", False), ("fp32", False)])
+def test_autograd_sums_in_place_where_the_first_gradient_is_no_view(
+    tiny: dict[str, Any], traced: Tracing, precision: str, in_place: bool
+) -> None:
+    """Of tied embeddings: the head's gradient comes first, transposed, which autocast casts."""
+    size = [tiny["vocab_size"], tiny["hidden_size"]]
+    step = build(tiny, "cpu", Recipe(batch=2, seq=16, precision=precision))
+    step.run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step.run()
+    sums = {event.name for event in profiler.events() if event.name in SUMS and event.input_shapes[:2] == [size, size]}
+    assert sums == {SUMS[in_place]}
+    stream = traced(tiny, precision=precision)
+    (number,) = (
+        number for number, op in enumerate(stream.ops)
+        if op.name == "aten.add.Tensor" and list(stream.tensors[op.outputs[0]].operand.shape) == size
+    )  # fmt: skip
+    assert bool(summed_in_place(stream, number, stream.ops[number + 1])) is in_place
+
+
+SUMS = ("aten::add", "aten::add_")
