@@ -4,7 +4,7 @@ Inductor pads a product whose rows tensor cores cannot read 16 bytes at a time w
 both while it compiles. The generated code of a forecast pads as a quick host does
 (`stream/tracer/compiler/padding.py`); another run leaves some of the close calls as they are. Of those that the host
 decides a third was left, which the forecast has; what the GPU decides is forecast padded. The interval of the device's
-seconds reaches from all of them padded to none. Below, nothing changes: what is not padded here was not close.
+seconds reaches from all of them padded to none. What the generated code leaves as it is was not close.
 """
 
 from __future__ import annotations
