@@ -32,7 +32,8 @@ def device_errors(gpu: str, process: dict[str, Any]) -> tuple[float, float, floa
     mean = priced.timeline.device_seconds
     left = [doubt.seconds for doubt in priced.doubts.values() if doubt.left]
     padded = mean - LEFT * sum(left)
-    return tuple(seconds / process["device_seconds"] - 1 for seconds in (padded, mean, padded + sum(left)))  # type: ignore[return-value]
+    took = process["device_seconds"]
+    return padded / took - 1, mean / took - 1, (padded + sum(left)) / took - 1
 
 
 @pytest.mark.parametrize("process", H100S, ids=lambda process: process["name"])

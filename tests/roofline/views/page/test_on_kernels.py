@@ -8,7 +8,6 @@ import pytest
 
 from flopcast.errors import DataError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.views.page import extra
 from flopcast.roofline.views.page.extra import extra_sections
 from flopcast.roofline.views.page.on_kernels import STEPS, on_kernels_section, pairs_of, read
 
@@ -34,13 +33,11 @@ def test_a_gpu_without_such_steps_has_no_section(tmp_path: Path) -> None:
     assert on_kernels_section("nvidia-h100-sxm", tmp_path) is None
 
 
-def test_another_file_is_told_on_the_page(tmp_path: Path, h200: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_is_told_on_the_page(tmp_path: Path, h200: Profile) -> None:
     path = tmp_path / STEPS
     path.parent.mkdir()
     path.write_text("config,by_class\nqwen3-0.6b,{}\n")
     with pytest.raises(DataError, match=r"steps.csv is not what .*studies.kernels.steps"):
         read(path)
-    for section in ("several_section", "width_section"):  # which take five seconds, and have tests of their own
-        monkeypatch.setattr(extra, section, lambda *_, **__: None)
     _, faults = extra_sections(h200, tmp_path, may_trace=False)
     assert any("steps on our kernels could not be made" in fault for fault in faults)
