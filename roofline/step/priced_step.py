@@ -45,7 +45,7 @@ from flopcast.roofline.step.uncertainty import (
     spreads,
     step_interval,
 )
-from flopcast.roofline.step.unsure_pads import Doubt, doubts_of, expected
+from flopcast.roofline.step.unsure_pads import UnsurePad, unsure_pads_of, with_expected_seconds
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
@@ -73,7 +73,8 @@ MANY_GRAPHS_TOLD = (
     "the step enters {} compiled graphs, as one does whose layers break: four such steps that the host bounds, of "
     "mixtures of experts, were forecast 11 to 26% short"
 )
-_OF_THE_DEVICE = ("device_times", "doubts", "device_moves", "draw", "peak_bytes")  # the same whatever host feeds it
+# The same whatever host feeds it.
+_OF_THE_DEVICE = ("device_times", "unsure_pads", "device_moves", "draw", "peak_bytes")
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
 
@@ -130,7 +131,7 @@ class PricedStep:
     @cached_property
     def ops(self) -> list[TimedOp]:
         """The stream's operations, in order, with their device and host seconds."""
-        ops = expected(self._as_generated, self.doubts)
+        ops = with_expected_seconds(self._as_generated, self.unsure_pads)
         return ops if self.fabric is None else on_lanes(self.stream, ops, self.fabric, self.host_costs)
 
     @cached_property
@@ -139,9 +140,9 @@ class PricedStep:
         return device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
 
     @cached_property
-    def doubts(self) -> dict[int, Doubt]:
+    def unsure_pads(self) -> dict[int, UnsurePad]:
         """What another run may leave unpadded."""
-        return doubts_of(self._as_generated, self.stream.meta.get("unsure_pads", ()), self.profile)
+        return unsure_pads_of(self._as_generated, self.stream.meta.get("unsure_pads", ()), self.profile)
 
     @property
     def stages(self) -> tuple[PricedStep, ...]:
@@ -215,8 +216,8 @@ class PricedStep:
     @cached_property
     def device_moves(self) -> Moves:
         """How far the ends of the device seconds lie below and above."""
-        less = sum(doubt.seconds * doubt.left for doubt in self.doubts.values())
-        more = sum(doubt.seconds for doubt in self.doubts.values())
+        less = sum(pad.more_seconds * pad.chance_left for pad in self.unsure_pads.values())
+        more = sum(pad.more_seconds for pad in self.unsure_pads.values())
         return device_moves(self.ops, self.device_sigma, less, more - less)
 
     @cached_property

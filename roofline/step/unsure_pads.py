@@ -23,17 +23,18 @@ _ALIGN = 8  # elements of 16 bits, to whose multiples sizes are padded
 
 # The share of products that the host decides upon that were left as they are: 26 of the 75 that five processes timed,
 # on an H100's slow host 14 of 15, on a quick one 1, 1 and 3, on an H200's 7 (`pads.json` of both).
-LEFT = 26 / 75
+SHARE_LEFT = 26 / 75
 
 
-class Doubt(NamedTuple):
-    """Of an operation with a padded product: how many seconds longer it takes as it is, and how likely it is left."""
+class UnsurePad(NamedTuple):
+    """Of an operation with a product that the generated code pads: how many seconds longer it takes as it is, and how
+    likely another run leaves it so."""
 
-    seconds: float
-    left: float
+    more_seconds: float
+    chance_left: float
 
 
-def doubts_of(ops: Sequence[TimedOp], pads: Iterable[Sequence[int]], profile: Profile) -> dict[int, Doubt]:
+def unsure_pads_of(ops: Sequence[TimedOp], pads: Iterable[Sequence[int]], profile: Profile) -> dict[int, UnsurePad]:
     """Returns by number the operations with products of `pads`, (m, k, n) each, that would take longer as they are. The
     copies into paddings, which would be saved, are not taken off."""
     as_they_are = {tuple(-(-size // _ALIGN) * _ALIGN for size in pad): pad for pad in pads}
@@ -48,17 +49,15 @@ def doubts_of(ops: Sequence[TimedOp], pads: Iterable[Sequence[int]], profile: Pr
             asked.append((describe(replace(shape, m=m, k=k, n=n)), "torch", "cold"))
     found = profile.estimate(asked)
     return {
-        number: Doubt(more, LEFT if one.seconds < PADDED_BY_ANY_HOST_SECONDS else 0.0)
+        number: UnsurePad(more, SHARE_LEFT if one.seconds < PADDED_BY_ANY_HOST_SECONDS else 0.0)
         for number, one in zip(padded, found, strict=True)
         if (more := one.seconds * ops[number].count - ops[number].seconds) > 0
     }
 
 
-def expected(ops: Sequence[TimedOp], found: Mapping[int, Doubt]) -> list[TimedOp]:
+def with_expected_seconds(ops: Sequence[TimedOp], found: Mapping[int, UnsurePad]) -> list[TimedOp]:
     """Returns the operations with the mean of their seconds over what is padded and what is left."""
-    if not found:
-        return list(ops)
-    return [
-        replace(op, seconds=op.seconds + found[number].seconds * found[number].left) if number in found else op
-        for number, op in enumerate(ops)
-    ]
+    changed = list(ops)
+    for number, pad in found.items():
+        changed[number] = replace(ops[number], seconds=ops[number].seconds + pad.more_seconds * pad.chance_left)
+    return changed

@@ -9,7 +9,7 @@ import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.step.unsure_pads import LEFT
+from flopcast.roofline.step.unsure_pads import SHARE_LEFT
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.tracer.compiler.asked import PADDED_BY_ANY_HOST_SECONDS
 from studies.compiled.validate import plans_of
@@ -30,8 +30,8 @@ def device_errors(gpu: str, process: dict[str, Any]) -> tuple[float, float, floa
     profile, run = find_profile(gpu), Run(**plan.settings)
     priced = PricedStep(kept_stream(plan, run, profile), run, profile, None)
     mean = priced.timeline.device_seconds
-    left = [doubt.seconds for doubt in priced.doubts.values() if doubt.left]
-    padded = mean - LEFT * sum(left)
+    left = [pad.more_seconds for pad in priced.unsure_pads.values() if pad.chance_left]
+    padded = mean - SHARE_LEFT * sum(left)
     took = process["device_seconds"]
     return padded / took - 1, mean / took - 1, (padded + sum(left)) / took - 1
 
@@ -62,7 +62,7 @@ def test_the_forecast_has_the_share_that_hosts_left() -> None:
         one["padded"] for own in PROCESSES.values() for process in own for one in process["choices"]
         if one["as_it_is_us"] < PADDED_BY_ANY_HOST_SECONDS * 1e6
     ]  # fmt: skip
-    assert small.count(False) / len(small) == LEFT
+    assert small.count(False) / len(small) == SHARE_LEFT
 
 
 def test_what_pays_by_far_is_padded_whatever_the_host() -> None:
