@@ -33,7 +33,10 @@ OPTIMIZERS = {
     "sgd-momentum": "", "adafactor": "", "adafactor-foreach": "", "muon": "with AdamW for what is no inner matrix",
 }  # fmt: skip
 CLIPPING = ("adamw-triton",)  # optimizers that clip by themselves
-CHECKPOINTS = {"none": "", "full": ""}
+CHECKPOINTS = {
+    "none": "", "full": "layers are computed again",
+    "selective": "layers but for their attention and every other matrix product",
+}  # fmt: skip
 MODES = {"eager": "", "compile": "torch.compile", "compile-graphs": "its reduce-overhead"}
 TORCH_MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
 MATMULS = ("torch", "triton", "best")

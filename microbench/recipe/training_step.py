@@ -4,11 +4,12 @@ The same recipe serves the tracer (fake tensors), the host calibration (tiny wid
 that all three refer to the same step: fp32 weights, autocast to bf16, `sdpa` attention (`eager` in models without it),
 `use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, and no clipping but by `clip`. With `accumulate`
 micro-batches each loss is divided by their number and gradients are accumulated in place; with `checkpoint` "full"
-every layer's activations are recomputed in the backward pass.
+every layer's activations are recomputed in the backward pass, with "selective" all but the costliest of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -23,6 +24,7 @@ from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.settings import CHECKPOINTS, FUSED, PRECISIONS, Recipe
 
 AUTOCAST = {"autocast-bf16": torch.bfloat16, "autocast-fp16": torch.float16}
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # what linear layers call, without and with bias
 
 
 @dataclass
@@ -178,7 +180,8 @@ def build_model(
 
 def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
     """Sets the checkpointing of a transformers model. "full": every layer recomputes its activations in the backward
-    pass.
+    pass. "selective": all but its attention and every second of its matrix products, from the first on, whose results
+    are kept, as torchtitan does it (`selective_ac_option = "op"`).
 
     Raises ValueError for an unknown name, and for a model that does not support checkpointing.
     """
@@ -192,7 +195,27 @@ def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
             f"{type(model).__name__} has no gradient_checkpointing_enable, as transformers' models have: "
             "use checkpoint 'none', and torch.utils.checkpoint inside the module"
         )
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    options: dict[str, Any] = {"use_reentrant": False}
+    if checkpoint == "selective":
+        options["context_fn"] = _selective_contexts
+    enable(gradient_checkpointing_kwargs=options)
+
+
+def _selective_contexts() -> tuple[Any, Any]:
+    """The two contexts of torch.utils.checkpoint for one call of a layer: its forward, and what is computed again."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    counts: Counter[bool] = Counter()  # of products, by whether they are computed again
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keeps = "attention" in op.name()  # whichever of torch's operators, or our own
+        if op in PRODUCTS:
+            keeps = counts[context.is_recompute] % 2 == 0
+            counts[context.is_recompute] += 1
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
+    return contexts
 
 
 def use_fused(model: torch.nn.Module, fused: str) -> None:

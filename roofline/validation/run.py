@@ -11,7 +11,15 @@ from flopcast.microbench.recipe.settings import MODES
 from flopcast.roofline.gpu.suites import check_suite
 from flopcast.roofline.validation.architectures import ARCHITECTURES
 from flopcast.roofline.validation.random_steps import RANDOM
-from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, OF_FEW_BITS, OWN_ADAMW, SUITES
+from flopcast.roofline.validation.step_plans import (
+    FINE_TUNE,
+    IMAGES,
+    INFERENCE,
+    OF_FEW_BITS,
+    OWN_ADAMW,
+    RECOMPUTED,
+    SUITES,
+)
 
 if TYPE_CHECKING:
     from flopcast.microbench.recipe.plans import StepPlan
@@ -59,7 +67,7 @@ def run_validation_steps(
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     # torch's estimator knows neither adapters nor a cache of keys and values
-    not_estimated = (FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, OWN_ADAMW, RANDOM)
+    not_estimated = (FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES, OWN_ADAMW, RECOMPUTED, RANDOM)
     is_estimated = chosen.type == "cuda" and is_eager and isinstance(suite, str) and suite not in not_estimated
     with Recorder(out, describe(chosen)) as recorder:
         if isinstance(suite, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
 FINE_TUNE, INFERENCE, IMAGES, PRECISIONS = "fine-tune", "inference", "images", "precisions"
 BITSANDBYTES = "bitsandbytes"  # steps that launch its kernels, where it is installed
+RECOMPUTED = "checkpoints"  # steps that keep of a layer what is dear to compute again, and repeat the rest
 OF_FEW_BITS = "quantised"  # calls of inference on weights of 8 and 4 bits
 OWN = "own"  # the step of a model that a user names
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
@@ -40,7 +42,7 @@ OWN_ADAMW = "adamw-triton"  # steps of flopcast's AdamW, most of which clip
 
 SUITES = (
     "quick", "standard", "fused", WHOLE, OWN_ADAMW, FINE_TUNE, INFERENCE, OF_FEW_BITS, IMAGES, ARCHITECTURES,
-    PRECISIONS, BITSANDBYTES, RANDOM,
+    PRECISIONS, BITSANDBYTES, RECOMPUTED, RANDOM,
 )  # fmt: skip
 
 # A mixture of 16 experts, two a token, of a compiled suite's steps.
@@ -70,13 +72,14 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     "adamw-triton" for those of flopcast's AdamW, "fine-tune" for adapters, frozen layers, clipping and optimizers other
     than AdamW, "inference" for calls without a backward, "quantised" for those on weights of 8 and 4 bits, "images" for
     image models, "architectures" for other families of transformers, "precisions" for fp32, tf32, fp16 and experts in
-    bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits, "random" for those that `seed` draws.
-    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference", "architectures" and "random" the same
-    ones compiled."""
+    bf16, "bitsandbytes" for QLoRA and AdamW in 8 bits, "checkpoints" for those that checkpoint selectively, "random"
+    for those that `seed` draws.
+    Of `mode` "compile" or "compile-graphs": compiled steps, of "inference", "architectures", "checkpoints" and
+    "random" the same ones compiled."""
     if device_type != "cpu" and name == RANDOM:
         return [replace(plan, mode=mode) for plan in random_steps(seed)]
-    if mode != "eager" and name in (INFERENCE, ARCHITECTURES):
-        return [replace(plan, mode=mode) for plan in (_inference() if name == INFERENCE else architectures())]
+    if mode != "eager" and name in (INFERENCE, ARCHITECTURES, RECOMPUTED):
+        return [replace(plan, mode=mode) for plan in _OF_SUITE[name]()]
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":
@@ -92,27 +95,22 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         ]  # fmt: skip
     if name == "quick":
         return [_ladder(256), _ladder(1024), _large(1024)]
-    if name == "fused":
-        return _fused()
-    if name == WHOLE:
-        return _whole()
-    if name == OWN_ADAMW:
-        return _own_adamw()
-    if name == FINE_TUNE:
-        return _fine_tuned()
-    if name == INFERENCE:
-        return _inference()
-    if name == OF_FEW_BITS:
-        return _quantised()
-    if name == IMAGES:
-        return _images()
-    if name == ARCHITECTURES:
-        return architectures()
-    if name == PRECISIONS:
-        return _precisions()
-    if name == BITSANDBYTES:
-        return _bitsandbytes()
+    if name in _OF_SUITE:
+        return _OF_SUITE[name]()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
+
+
+def _recomputed() -> list[StepPlan]:
+    """Steps that checkpoint selectively: one that the host bounds, and larger ones of three families."""
+    selective: dict[str, Any] = {"checkpoint": "selective", "group": RECOMPUTED}
+    fused: dict[str, Any] = {"optimizer": "adamw-fused", **selective}
+    return [
+        _shipped("qwen3-0.6b", **selective),
+        _shipped("gpt2", **fused, batch=16, seq=1024),
+        _shipped("qwen3-0.6b", **fused, batch=8, seq=1024),
+        _shipped("llama-3.2-1b", **fused, batch=4, seq=2048, clip=1.0),
+        _shipped("qwen3-1.7b", **fused, batch=4, seq=4096),
+    ]
 
 
 def _precisions() -> list[StepPlan]:
@@ -465,3 +463,10 @@ def _shipped(name: str, **options: Any) -> StepPlan:
 
 def _module(factory: str, **options: Any) -> StepPlan:
     return StepPlan(name=factory, config={}, module=_ZOO + factory, seq=1, group=FAMILIES, **options)
+
+
+_OF_SUITE: dict[str, Callable[[], list[StepPlan]]] = {
+    "fused": _fused, WHOLE: _whole, OWN_ADAMW: _own_adamw, FINE_TUNE: _fine_tuned, INFERENCE: _inference,
+    OF_FEW_BITS: _quantised, IMAGES: _images, ARCHITECTURES: architectures, PRECISIONS: _precisions,
+    BITSANDBYTES: _bitsandbytes, RECOMPUTED: _recomputed,
+}  # fmt: skip

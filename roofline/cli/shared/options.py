@@ -49,7 +49,7 @@ Suite = Annotated[
         "patch (whole layers patched by `flopcast.patch`), adamw-triton (flopcast's AdamW), "
         "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW), inference, quantised (calls "
         "on weights of 8 and 4 bits), images, architectures (19 families of transformers), precisions, bitsandbytes "
-        "(QLoRA, AdamW in 8 bits) or random (24 steps that --seed draws).",
+        "(QLoRA, AdamW in 8 bits), checkpoints (selective ones) or random (24 steps that --seed draws).",
         autocompletion=one_of(completion.step_suites),
     ),
 ]
