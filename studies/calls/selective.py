@@ -14,6 +14,7 @@ import json
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,7 @@ from flopcast.microbench.recipe.training_step import build
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Op, Stream
 from studies.calls.counts import weighted
 from studies.calls.turns import PHASES, in_turns, per_layer
 from studies.command import parser_of
@@ -49,39 +51,52 @@ def measured(device: torch.device) -> dict[str, dict[str, list[float]]]:
     }
 
 
+class Calls(NamedTuple):
+    """Calls of a layer as traced: `weighted`, views by what they cost, and `seen`, which torch's modes see alike."""
+
+    weighted: float
+    seen: int
+
+
 @cache
-def calls_of_layer(model: str, checkpoint: str) -> dict[str, float]:
-    """Calls that a layer makes as traced, views by their weight: of the forward, of the backward itself, and of what
-    it computes again."""
-    found = dict.fromkeys((*PHASES, "again"), 0.0)
+def calls_of_layer(model: str, checkpoint: str) -> dict[str, Calls]:
+    """Of the forward, of the backward itself, and of what the backward computes again ("again")."""
     run = Run(checkpoint=checkpoint, **SIZES[model])
-    for depth, sign in zip(DEPTHS, (-1, 1), strict=True):
-        for op in get_stream(with_depth(CONFIGS[model], depth), run.traced_on("cuda")).ops:
-            name = "again" if op.is_recomputed else op.phase
-            if name in found:
-                found[name] += sign * weighted([op]) / (DEPTHS[1] - DEPTHS[0])
-    return found
+    low, high = (_calls(get_stream(with_depth(CONFIGS[model], depth), run.traced_on("cuda"))) for depth in DEPTHS)
+    layers = DEPTHS[1] - DEPTHS[0]
+    return {
+        name: Calls((high[name].weighted - low[name].weighted) / layers, (high[name].seen - low[name].seen) // layers)
+        for name in high
+    }
 
 
-def costs(told: dict[str, dict[str, list[float]]], model: str, checkpoint: str) -> tuple[float, float]:
-    """What a call of the forward costs, and one that the backward repeats, over a call of a forward that checkpoints
-    nothing."""
-    plain, calls = calls_of_layer(model, "none"), calls_of_layer(model, checkpoint)
-    own = median(told[f"{model}/none"]["forward"]) / plain["forward"]
-    backward = median(told[f"{model}/none"]["backward"]) / plain["backward"] * calls["backward"]
-    found = {phase: median(told[f"{model}/{checkpoint}"][phase]) for phase in PHASES}
-    return found["forward"] / calls["forward"] / own, (found["backward"] - backward) / calls["again"] / own
+def _calls(stream: Stream) -> dict[str, Calls]:
+    parts: dict[str, list[Op]] = {name: [] for name in (*PHASES, "again")}
+    for op in stream.ops:
+        if op.phase in PHASES and op.kind != "host":
+            parts["again" if op.is_recomputed else op.phase].append(op)
+    return {name: Calls(weighted(ops), len(ops)) for name, ops in parts.items()}
+
+
+def beyond(told: dict[str, dict[str, list[float]]], model: str) -> dict[str, float]:
+    """What each call that torch's modes see costs beyond one of a layer that checkpoints whole, in calls of a forward
+    that checkpoints nothing: of the forward, and of what is computed again."""
+    call = median(told[f"{model}/none"]["forward"]) / calls_of_layer(model, "none")["forward"].weighted
+    seen = calls_of_layer(model, "selective")
+    more = {phase: median(told[f"{model}/selective"][phase]) - median(told[f"{model}/full"][phase]) for phase in PHASES}
+    parts = {"forward": "forward", "backward": "again"}
+    return {part: more[phase] / seen[part].seen / call for phase, part in parts.items()}
 
 
 def tell() -> None:
     processes = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
     for model in CONFIGS:
-        for checkpoint in list(CHECKPOINTS)[1:]:
-            each = [costs(told, model, checkpoint) for told in processes]
+        each = [beyond(told, model) for told in processes]
+        for part in each[0]:
+            values = [one[part] for one in each]
+            shown = ", ".join(f"{value:.2f}" for value in values)
             words = ", held out" if model == JUDGES else ""
-            for name, values in zip(("of the forward", "computed again"), zip(*each, strict=True), strict=True):
-                shown = ", ".join(f"{value:.2f}" for value in values)
-                print(f"{model}, {checkpoint}{words}: a call {name} {fmean(values):.2f} plain ones ({shown})")
+            print(f"{model}{words}, {part}: {fmean(values):.2f} calls beyond its own ({shown})")
 
 
 def main() -> None:
