@@ -10,6 +10,9 @@ A layout is a product of parts, each with the number of ranks that it takes:
     tp=N          tensor parallel: each layer's products divided
     pp=N[:KIND]   pipeline of N stages, KIND is 1f1b (default) or gpipe; the micro-batches are the accumulated ones
     ep=N, cp=N    experts, and the sequence, divided
+    own=N, own=RxS
+                  what a user's code lays out by itself over N ranks, each with a batch of its own, or over R times S,
+                  of which S work on one batch together
 
 The batch is that of one data-parallel rank. Ranks that lie next to each other talk the most: tensor parallel is the
 innermost part, then experts and sequence, then data, and the pipeline is the outermost.
@@ -25,8 +28,9 @@ from typing import Any
 from flopcast.errors import UsageError
 
 DATA_KINDS = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
+OWN = "own"
 SCHEDULES = ("1f1b", "gpipe")
-PARTS = (*DATA_KINDS, "tp", "pp", "ep", "cp")
+PARTS = (*DATA_KINDS, "tp", "pp", "ep", "cp", OWN)
 MOST_RANKS = 2**20
 # Parts that torch and transformers put together, and that are traced so.
 _SHARDED = ("zero2", "fsdp", "hsdp")
@@ -39,9 +43,10 @@ _EXAMPLES = "ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, tp=2, pp=2, pp=2:gpipe, 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The parts of a layout, outermost first, and their ranks. `kind`: of the data-parallel part, one of DATA_KINDS;
-    "" where there is none. `shards`: the ranks over which its states or parameters are divided, or all ranks of `ddp`;
-    `replicas`: how many such groups hold the same, above 1 for `hsdp` alone."""
+    """The parts of a layout, outermost first, and their ranks. `kind`: of the data-parallel part, one of DATA_KINDS, or
+    OWN; "" where there is none. `shards`: the ranks over which its states or parameters are divided, or all ranks of
+    `ddp`; `replicas`: how many such groups hold the same, above 1 for `hsdp` alone. Of OWN each of `replicas` batches
+    is that of `shards` ranks."""
 
     pp: int = 1
     schedule: str = "1f1b"
@@ -54,12 +59,17 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.pp * self.data * self.cp * self.ep * self.tp
+        return self.pp * self.replicas * self.shards * self.cp * self.ep * self.tp
 
     @property
     def data(self) -> int:
-        """The ranks that work on batches of their own."""
-        return self.replicas * self.shards
+        """The batches that ranks work on at once, each rank on one of its own where none is divided."""
+        return self.replicas if self.is_own else self.replicas * self.shards
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user's code divides its work by itself."""
+        return self.kind == OWN
 
     @property
     def kinds(self) -> list[str]:
@@ -88,6 +98,14 @@ class Layout:
                 "hsdp with tp, ep, cp or pp, and ddp with cp or pp"
             )
 
+    def check_made(self) -> None:
+        """Raises UsageError for what nobody but a user's own code lays out."""
+        if self.is_own:
+            raise UsageError(
+                f"parallel {self} of a config: it is of what a module or a step function lays out by itself; give "
+                "--module to predict, or one of the layouts that flopcast makes, as fsdp=8"
+            )
+
     @property
     def distinct_ranks(self) -> tuple[int, ...]:
         """Ranks of which every other runs the same operations as one: the first of each stage of the pipeline."""
@@ -97,7 +115,10 @@ class Layout:
         """As `parse` takes it."""
         parts = [f"{name}={size}" for name in ("tp", "ep", "cp") if (size := getattr(self, name)) > 1]
         if self.kind:
-            parts.append(f"{self.kind}={f'{self.replicas}x{self.shards}' if self.kind == 'hsdp' else self.shards}")
+            sizes = f"{self.replicas}x{self.shards}" if self.kind == "hsdp" else f"{self.shards}"
+            if self.is_own:
+                sizes = f"{self.replicas}" + (f"x{self.shards}" if self.shards > 1 else "")
+            parts.append(f"{self.kind}={sizes}")
         if self.pp > 1:
             parts.append(f"pp={self.pp}" + (f":{self.schedule}" if self.schedule != SCHEDULES[0] else ""))
         return ",".join(parts) or "ddp=1"
@@ -110,7 +131,7 @@ class Layout:
             name, is_given, value = part.strip().partition("=")
             if name not in PARTS or not is_given:
                 raise UsageError(f"parallel {text!r}: {part.strip()!r} is no part of a layout; valid are {_EXAMPLES}")
-            key = "kind" if name in DATA_KINDS else name
+            key = "kind" if name in (*DATA_KINDS, OWN) else name
             if key in found:
                 valid = f"one of {', '.join(DATA_KINDS)}" if key == "kind" else f"one {name}"
                 raise UsageError(f"parallel {text!r}: {part.strip()!r} is a second part of its kind; valid is {valid}")
@@ -170,8 +191,10 @@ def _sizes(text: str, name: str, value: str) -> dict[str, Any]:
         value, _, found["schedule"] = value.partition(":")
         if found["schedule"] not in SCHEDULES:
             raise UsageError(f"parallel {text!r}: schedule {found['schedule']!r}: valid are {', '.join(SCHEDULES)}")
-    numbers = value.split("x") if name == "hsdp" else [value]
-    names = ("replicas", "shards") if name == "hsdp" else ("shards" if name in DATA_KINDS else name,)
+    numbers = value.split("x") if name == "hsdp" or (name == OWN and "x" in value) else [value]
+    names: tuple[str, ...] = ("shards" if name in DATA_KINDS else "replicas" if name == OWN else name,)
+    if name == "hsdp" or len(numbers) == 2:
+        names = ("replicas", "shards")
     are_right = all(n.isascii() and n.isdecimal() and int(n[:9]) >= 1 and len(n) <= 7 for n in numbers)
     if len(numbers) != len(names) or not are_right or prod(map(int, numbers)) > MOST_RANKS:
         valid = "two numbers of ranks, such as hsdp=2x4" if name == "hsdp" else f"a number of ranks, such as {name}=8"

@@ -241,9 +241,10 @@ class Recipe:
     parallel: str = field(
         default=ONE_GPU,
         metadata=setting(
-            "Several GPUs: ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS (replicas of shards) or tp=N; --batch is that of "
-            "a data-parallel GPU. none: one GPU.",
-            offered=("ddp=", "zero1=", "zero2=", "fsdp=", "hsdp=", "tp="),
+            "Several GPUs: ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS (replicas of shards), tp=N, pp=N, ep=N, cp=N or "
+            "products of these, as tp=2,fsdp=4; own=N: as a module or step function lays itself out. --batch is that "
+            "of a data-parallel GPU. none: one GPU.",
+            offered=("ddp=", "zero1=", "zero2=", "fsdp=", "hsdp=", "tp=", "pp=", "ep=", "cp=", "own="),
         ),
     )
 

@@ -40,6 +40,7 @@ COMPILED_SHARDED_CALLS = 68.0
 CALLS_SIGMA = 0.40
 _SHARDED = ("all_gather", "reduce_scatter")
 _FUNCTIONAL = "_c10d_functional."  # collectives of DTensor and ring attention; FSDP calls c10d's own
+_COPIES = "fsdp."  # what `fully_shard` copies before and after it gathers
 _DIVIDED = ("_proj", "_norm")  # how these modules are called in a stream that does not say it: recorded, or older
 
 # Of its time a kernel loses at most so much to collectives, however many run beside it.
@@ -100,22 +101,24 @@ def calls_around(stream: Stream) -> dict[int, float]:
     """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
     told = stream.meta["parallel"]
     layout = Layout.parse(told["layout"])
+    divides = layout.tp > 1 or (layout.is_own and bool(told["divided"]))
+    is_sharded = layout.is_fully_sharded or (layout.is_own and any(op.name.startswith(_COPIES) for op in stream.ops))
     is_compiled = stream.meta.get("mode", "eager") != "eager"
     found: dict[int, float] = {}
     for sent in collectives(stream):
         op = stream.ops[sent.op]
         if layout.cp > 1 and op.name.startswith(_FUNCTIONAL) and op.phase != "optimizer":  # where clipping sums norms
             found[sent.op] = RING_CALLS
-        elif layout.is_fully_sharded and sent.kind in _SHARDED:
+        elif is_sharded and sent.kind in _SHARDED and not op.name.startswith(_FUNCTIONAL):
             calls = SHARDED_CALLS.get((sent.kind, op.phase), 0.0)
             found[sent.op] = COMPILED_SHARDED_CALLS if is_compiled else calls
     names = tuple(f".{name}" for name in told.get("divided", ())) or _DIVIDED
-    of_tensor = DIVIDED_TENSOR_CALLS if layout.tp > 1 else SHARDED_TENSOR_CALLS * layout.is_fully_sharded
+    of_tensor = DIVIDED_TENSOR_CALLS if divides else SHARDED_TENSOR_CALLS * is_sharded
     for number, op in enumerate(stream.ops):
         if op.phase == "optimizer":
             if of_tensor and '"ts"' in op.args:
                 found[number] = of_tensor * len(op.inputs)
-        elif layout.tp > 1 and op.module.endswith(names):
+        elif divides and op.module.endswith(names):
             found[number] = DIVIDED_CALLS[op.phase]
     return found
 

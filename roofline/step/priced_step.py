@@ -259,9 +259,10 @@ class PricedStep:
     def flops(self) -> int:
         """The model's FLOPs by MFU's convention: what checkpointing recomputes, and products of the optimizer, as
         Muon's, take time but count as no work. Of several GPUs those of all, once: what tensor or expert parallel does
-        not divide, such as all that is in no layer, each of its ranks does."""
+        not divide, such as all that is in no layer, each of its ranks does. Of a layout of one's own all ranks' FLOPs
+        count."""
         layout = self.run.layout
-        return layout.data * sum(
+        return (layout.world if layout.is_own else layout.data) * sum(
             timed.flops
             * layout.cp
             * (1 if op.layer is None else layout.tp)

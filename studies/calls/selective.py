@@ -14,7 +14,7 @@ import json
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,7 @@ from studies.imports import ROOT
 FOLDER = ROOT / "reports" / "nvidia-h200" / "checkpoints" / "host-calls"
 DEPTHS = (2, 6)
 CONFIGS = {"qwen3": make_config(width=256, depth=2), "gpt2": load_config("gpt2")}
-SIZES = {"qwen3": {"batch": 4, "seq": 256}, "gpt2": {"batch": 1, "seq": 64}}
+SIZES: dict[str, dict[str, Any]] = {"qwen3": {"batch": 4, "seq": 256}, "gpt2": {"batch": 1, "seq": 64}}
 JUDGES = "gpt2"
 
 

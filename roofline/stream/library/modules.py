@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Call
+from flopcast.microbench.recipe.layout import OWN
 from flopcast.roofline.stream.library.streams import has_bucket_each
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
 from flopcast.roofline.stream.lowering.describe import describe
@@ -260,6 +261,8 @@ def run_of_stream(stream: Stream, run: Run) -> Run:
     traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"], mode=mode)
     if stream.meta.get("unit") != "steps":
         return traced
+    if run.is_parallel:  # a step is one whatever the ranks
+        traced = replace(traced, parallel=f"{OWN}=1x{run.layout.world}")
     flops: Counter[str] = Counter()
     for op in stream.ops:
         work = lower(stream, op)

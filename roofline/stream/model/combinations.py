@@ -179,6 +179,11 @@ def _check_parallel(recipe: Recipe) -> None:
 
 def _check_compiled_parallel(recipe: Recipe) -> None:
     layout, kinds = recipe.layout, ("ddp=N", "zero1=N", "zero2=N", "fsdp=N", "hsdp=RxS")
+    if layout.is_own:
+        raise UsageError(
+            f"mode {recipe.mode} with parallel {recipe.parallel}: what torch compiles of a module that lays itself out "
+            f"is not modelled; valid with it are {', '.join(kinds)}, or use --mode eager"
+        )
     if recipe.mode == "compile" and layout.world > layout.data:
         raise UsageError(
             f"mode compile with parallel {recipe.parallel}: what torch compiles of layers, sequences or experts that "

@@ -9,7 +9,7 @@ from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream, 
 
 # By the operator: the kind, as NCCL's tests name it, and the argument whose bytes these tests count. That is what all
 # ranks together get or give: the gathered result, the whole that is scattered, for others the one buffer.
-_KINDS = {
+KINDS = {
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d._allgather_base_": ("all_gather", 0),
     "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
@@ -24,11 +24,12 @@ _KINDS = {
     "_c10d_functional.all_to_all_single": ("all_to_all", 0),
     "_c10d_functional.broadcast": ("broadcast", 0),
 }  # fmt: skip
+BARRIER = "c10d.barrier"  # sends nothing that takes time
 
 
 def is_collective(name: str) -> bool:
     """Whether an operator, without its overload, is one of these."""
-    return name in _KINDS
+    return name in KINDS
 
 
 class Collective(NamedTuple):
@@ -53,7 +54,7 @@ def collectives(stream: Stream) -> list[Collective]:
     """Lists the collectives of a stream in the order in which the host asks for them."""
     found = []
     for place, op in enumerate(stream.ops):
-        known = _KINDS.get(packet(op.name))
+        known = KINDS.get(packet(op.name))
         if known is not None:
             found.append(_collective(stream, place, op, *known))
     return found

@@ -39,8 +39,8 @@ class Topic(Enum):
     SCRIPTED = "only eager steps are modelled yet: leave TorchScript out, or set PYTORCH_JIT=0, for the eager forecast"
     CAPTURED = "CUDA graphs are not modelled yet: leave the capture out for the eager forecast"
     SEVERAL_GPUS = (
-        "several GPUs are not modelled yet: forecast the step of one GPU, with its share of the batch and without the "
-        "wrapper"
+        "it is of several GPUs: give --parallel own=N, the number of GPUs over which the code lays itself out, or "
+        "forecast the step of one GPU, with its share of the batch and without the wrapper"
     )
     FP8 = "fp8 is not modelled yet: forecast the step in bf16"
     FLEX_ATTENTION = "flex_attention is not modelled yet: use scaled_dot_product_attention for a forecast"
@@ -291,7 +291,7 @@ def finding_in(fault: BaseException) -> NotModelled | None:
             return NotModelled(Topic.LIBRARY, f"{package} ({type(fault).__name__})", fault.__traceback__)
         if package == "torch":
             for part, topic in _PARTS.items():
-                if tuple(parts[: len(part)]) == part:
+                if tuple(parts[: len(part)]) == part and topic not in _modelled:
                     name = ".".join(("torch", *part)).removesuffix(".py")
                     return NotModelled(topic, f"{name} ({type(fault).__name__})", fault.__traceback__)
     return None

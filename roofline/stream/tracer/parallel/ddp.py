@@ -85,8 +85,10 @@ class _Reducer:
 
 
 @contextlib.contextmanager
-def fake_reducers() -> Iterator[None]:
-    """Within the context DistributedDataParallel works on fake tensors and the fake process group."""
+def fake_reducers() -> Iterator[list[Any]]:
+    """Within the context DistributedDataParallel works on fake tensors and the fake process group. Yields what will
+    hold the reducers that are made."""
+    known: list[Any] = []
     reducers: Any = dist  # which does not say that it exports them
     made, log = reducers.Reducer, reducers.Logger
     init = torch.nn.parallel.DistributedDataParallel.__init__
@@ -94,7 +96,8 @@ def fake_reducers() -> Iterator[None]:
     def reducer(parameters: Any, buckets: Any, sizes: Any, group: Any, *rest: Any, **named: Any) -> Any:
         answering = _Answering(group)
         with torch._C.DisableTorchFunction():
-            return _Reducer(made(parameters, buckets, sizes, answering, *rest, **named), answering)
+            known.append(_Reducer(made(parameters, buckets, sizes, answering, *rest, **named), answering))
+        return known[-1]
 
     def start(self: Any, module: Any, *args: Any, **named: Any) -> None:
         module._ddp_params_and_buffers_to_ignore = kept_beside_weights(module)
@@ -105,4 +108,4 @@ def fake_reducers() -> Iterator[None]:
         replaced(dist, "Logger", lambda reducer: log(reducer._own)),
         replaced(torch.nn.parallel.DistributedDataParallel, "__init__", start),
     ):
-        yield
+        yield known

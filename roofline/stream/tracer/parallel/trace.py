@@ -4,7 +4,7 @@ tensors and a fake process group."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -12,19 +12,23 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.layout import OWN, Layout
 from flopcast.microbench.recipe.parallel_model import divided_names
 from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module, mesh_of
 from flopcast.microbench.recipe.training_step import FunctionStep, TrainingStep
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.collectives import BARRIER, KINDS, collectives
+from flopcast.roofline.stream.ops.op_stream import Stream, packet
+from flopcast.roofline.stream.ops.to_buckets import with_buckets
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu
-from flopcast.roofline.stream.tracer.lanes import Lanes
+from flopcast.roofline.stream.tracer.lanes import COLLECTIVES, Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
 from flopcast.roofline.stream.tracer.parallel.world import (
+    dividing_modules,
     fake_world,
     followed_streams,
+    joined_already,
     known_shapes,
     parts_of_one_rank,
     real_meshes,
@@ -61,10 +65,30 @@ def trace_module_rank(
     gpu: Mapping[str, Any] | None = None,
     bucket_mib: float | None = None,
 ) -> Stream:
-    """As `trace_rank`, of a module or factory as `trace.trace_module` takes it. Raises UsageError as that does, and for
-    a step function, which lays itself out."""
+    """As `trace_rank`, of a module, a factory or a step function as `trace.trace_module` takes them. What lays itself
+    out (`own=N`) runs as it is written, as the first rank. Raises UsageError as `trace_module` does, for a step
+    function in another layout, and for a rank that sends to another one alone, whose own step is not traced."""
     ranks = among_ranks(traced.layout, traced.rank, traced.device, Gpu.of(gpu) if gpu else None, bucket_mib)
-    return trace_made(source, batch, loss_fn, sizes or {}, traced, traced.accumulate, ranks)
+    stream = trace_made(source, batch, loss_fn, sizes or {}, traced, traced.accumulate, ranks)
+    if traced.layout.is_own:
+        _check_first_rank(stream)
+    return stream
+
+
+def _check_first_rank(stream: Stream) -> None:
+    """Raises UsageError where the first rank does not stand for all, or sends what is not modelled."""
+    name = stream.meta["module"]
+    unknown = {packet(op.name) for op in stream.ops if op.name.startswith(f"{COLLECTIVES}.")} - {*KINDS, BARRIER}
+    if unknown:
+        raise UsageError(
+            f"{name} calls {', '.join(sorted(unknown))}, of which no time is known; use all_reduce, "
+            "all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single or broadcast"
+        )
+    if any(sent.kind == "send_recv" for sent in collectives(stream)):
+        raise UsageError(
+            f"{name} sends from one rank to another: only the first rank is traced of a layout of one's own; pipelines "
+            "are forecast with --config and --parallel pp=N"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,16 +101,21 @@ class RankRecording(Recording):
     mesh: DeviceMesh
     lanes: Lanes | None
     bucket_mib: float | None
+    reducers: Sequence[Any]  # of DistributedDataParallel, those made so far
 
     def build(self, module: torch.nn.Module, batch: Any, traced: Traced, **given: Any) -> TrainingStep:
+        if self.layout.is_own:
+            return super().build(module, batch, traced, **given)
         return build_parallel_module(
             module, batch, self.layout, self.mesh, traced.device, traced, bucket_mib=self.bucket_mib, **given
         )
 
     def build_function(self, function: Callable[[], Any], device: str) -> FunctionStep:
+        if self.layout.is_own:
+            return super().build_function(function, device)
         raise UsageError(
             f"parallel {self.layout} of a step function, whose module cannot be laid out anew: give a factory that "
-            "returns (module, batch)"
+            f"returns (module, batch), or, where it lays itself out, {OWN}={self.layout.world}"
         )
 
     def __call__(
@@ -96,7 +125,22 @@ class RankRecording(Recording):
         if self.layout.tp > 1:
             told["divided"] = divided_names(step.model)
         meta = {**meta, "parallel": told}
-        return super().__call__(step, meta, first=first or step.settle, lanes=lanes or self.lanes)
+        if not self.layout.is_own:
+            return super().__call__(step, meta, first=first or step.settle, lanes=lanes or self.lanes)
+        with dividing_modules() as divided:
+            stream = super().__call__(step, meta, first=lambda: (step.run(), step.run()), lanes=lanes or self.lanes)
+        told["divided"] = sorted(divided)
+        return with_buckets(stream) if self.reducers else stream
+
+
+def _refuse_to_join(layout: Layout) -> Callable[..., None]:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UsageError(
+            f"parallel {layout} of code that joins a process group by itself: give {OWN}={layout.world} where it lays "
+            "itself out, or a factory that returns (module, batch) of one GPU"
+        )
+
+    return refuse
 
 
 @contextlib.contextmanager
@@ -106,18 +150,19 @@ def among_ranks(
     """As `trace.faking`, in a process that is one rank of a layout."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_world(layout.world, rank))
-        mesh = mesh_of(layout, device)
+        stack.enter_context(joined_already() if layout.is_own else joined_already(_refuse_to_join(layout)))
+        mesh = DeviceMesh(device, torch.arange(layout.world)) if layout.is_own else mesh_of(layout, device)
         stack.enter_context(modelled(Topic.SEVERAL_GPUS))
         record = stack.enter_context(faking(device, gpu, casts_in_order=True))
         stack.enter_context(real_meshes())
         stack.enter_context(unseen_shapes())
         stack.enter_context(known_shapes())
-        stack.enter_context(fake_reducers())
+        reducers = stack.enter_context(fake_reducers())
         stack.enter_context(parts_of_one_rank())
         if layout.pp > 1:
             stack.enter_context(reduced_by_layer())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None
         yield RankRecording(
             record.values, record.watch_compiler, record.hosts, layout=layout, rank=rank, mesh=mesh, lanes=lanes,
-            bucket_mib=bucket_mib,
+            bucket_mib=bucket_mib, reducers=reducers,
         )  # fmt: skip

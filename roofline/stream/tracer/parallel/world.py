@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import schedules
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -36,6 +39,27 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         _forget_meshes()
 
 
+@contextlib.contextmanager
+def joined_already(answer: Callable[..., None] = lambda *_, **__: None) -> Iterator[None]:
+    """Within the context code that joins its process group, and leaves it, gets the answer: by default it is a member
+    of the one that is there. The environment says what a launcher says to a process of one host."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": 29500}
+    own = {name: getattr(dist, name) for name in ("init_process_group", "destroy_process_group")}
+    before = dict(os.environ)
+    os.environ |= {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": "localhost"}
+    with contextlib.ExitStack() as stack:
+        for module in list(sys.modules.values()):  # whoever has imported these functions by their names too
+            for name, function in own.items():
+                if vars(module).get(name) is function:
+                    stack.enter_context(replaced(module, name, answer))
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ |= before
+
+
 def _forget_meshes() -> None:
     """Clears what DTensor remembers of calls. Meshes of two worlds are alike to it, and it would go on with the groups
     of the first, by names that in the next are other groups' or nobody's."""
@@ -56,12 +80,16 @@ _OF_MESHES = ("__init__", "_concatenate", "_unflatten", "_flatten", "_compute_co
 
 @contextlib.contextmanager
 def real_meshes() -> Iterator[None]:
-    """Within the context meshes compute on real tensors where others are fake."""
+    """Within the context meshes compute on real tensors where others are fake. A fake tensor of ranks, as code makes
+    that is traced, stands for all of them in order."""
+
+    def in_order(value: Any) -> Any:
+        return torch.arange(value.numel()).view(value.shape) if isinstance(value, FakeTensor) else value
 
     def real(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
-                return function(*args, **kwargs)
+                return function(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
 
         return run
 
@@ -292,6 +320,22 @@ def parts_of_one_rank() -> Iterator[None]:
 
     with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
         yield
+
+
+@contextlib.contextmanager
+def dividing_modules() -> Iterator[set[str]]:
+    """Yields what will hold the last parts of the names of the modules that run within the context on parameters that
+    DTensor divides: each of their calls goes through its Python."""
+    found: set[str] = set()
+
+    def left(module: torch.nn.Module, _args: Any, _result: Any) -> None:
+        # as they are within the forward: what `fully_shard` divides is whole there
+        if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
+            recorders = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder)]
+            found.update(recorder.modules.names[module].rpartition(".")[2] for recorder in recorders)
+
+    with torch.nn.modules.module.register_module_forward_hook(left):
+        yield found
 
 
 @contextlib.contextmanager
