@@ -28,7 +28,7 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.links.choice import Regime
 from flopcast.roofline.gpu.links.fitted import FILE, LARGE, CollectiveTime, Fitted, class_of, projected
-from flopcast.roofline.gpu.links.law import Terms, key_of, seconds
+from flopcast.roofline.gpu.links.law import Terms, is_by_channels, key_of, seconds
 from studies.fitting import fit_parser, hand_over
 from studies.links.figure import link_figure
 from studies.links.tables import SUMS_OF_BYTES, Row, measured_rows, rows_of
@@ -121,7 +121,9 @@ def _fit(rows: Sequence[tuple[Row, Regime]], launch: float | None) -> tuple[Term
     measured = np.log([row.seconds for row, _ in rows])
     crowds = {row.asked.group.gpus > 2 for row, _ in rows} == {True, False}
     has_bridge = rows[0][0].asked.group.link.kind == "pcie" and crowds
-    names = ["base", "hop", "share", "copied", "growth", *(["crowded"] if has_bridge else [])]
+    by_channels = is_by_channels(rows[0][0].asked, rows[0][1])
+    names = ["base", "hop", "share", *(["channel"] if by_channels else ["copied", "growth"])]
+    names += ["crowded"] if has_bridge else []
     begin = np.log([getattr(START, name) for name in names])
     widths = np.array([CROWDED_PRIOR if name == "crowded" else PRIOR for name in names])
     if launch is None:
@@ -177,7 +179,8 @@ def report(rows: Sequence[Row], known: Fitted, without: Mapping[str, Mapping[str
         "Python. vidur's sends read up to 314 GB/s on a "
         "link of 300, so that they were not timed to their end; l40s copies between more than two GPUs at 2 to 6 GB/s. "
         "Neither is dropped. SimAI's shares of the line rate are taken as those of hosts of eight H100s, 400 Gbit/s "
-        "each: neither GPU nor collective is told. `python -m studies.links TABLES`."
+        "each: neither GPU nor collective is told. The B300s' folder 2.27 is no version and is taken as 2.29.2, the "
+        "other one's, whose times it has. `python -m studies.links TABLES`."
     )
     picture = f"![Bus bandwidth of {MEASURED}, and the law by terms of the others alone](pair.png)"
     parts = ["# The law of collectives", "", told, "", picture]
@@ -189,9 +192,9 @@ def report(rows: Sequence[Row], known: Fitted, without: Mapping[str, Mapping[str
         never = _table([row for row in some if not is_fitted(row)], lambda row: known, launch)
         parts += ["", f"## {size}", "", "Held out: the machine, by terms of the others alone", "", others]
         parts += ["", "Held out: never fitted", "", never, "", "Fitted", "", _table(fit, lambda row: known, launch)]
-    head = ["regime", "base", "hop", "share", "copied", "growth µs", "crowded"]
+    head = ["regime", "base", "hop", "share", "copied", "growth µs", "crowded", "channel"]
     shown = [
-        [key, *(f"{value:.3g}" for value in (t.base, t.hop, t.share, t.copied, t.growth * 1e6, t.crowded))]
+        [key, *(f"{value:.3g}" for value in (t.base, t.hop, t.share, t.copied, t.growth * 1e6, t.crowded, t.channel))]
         for key, t in known.terms.items()
     ]
     sigmas = [[name, f"{value:.3f}", f"{math.expm1(Z_90 * value):.0%}"] for name, value in known.sigma.items()]

@@ -3,8 +3,8 @@
 Follows `ncclTopoTuneModel` and `ncclTopoGetAlgoTime` of NCCL's src/graph/tuning.cc (2.27 to 2.30, BSD-3-Clause), which
 has the constants below. Its times are no forecast: they are up to a factor of two low. But where they cross, the
 measured times jump (two A100s' all-gather goes over to Simple from 1 to 2 MiB, and from 20 to 38 µs), at every size of
-the published tables of A100s and B300s. Left out: CollNet, PAT and tuner plugins. Sizes are whole, as nccl-tests counts
-them.
+the published tables of A100s and B300s. Sends, and exchanges of all with all, which are sends, follow `addP2pToPlan` of
+src/enqueue.cc. Left out: CollNet, PAT and tuner plugins. Sizes are whole, as nccl-tests counts them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,17 @@ _TREE_CORRECTION = {
 _RING_PLATEAU = 1.4  # of a Simple ring's latency between hosts
 # Where LL is modelled to be so little slower than the fastest, NCCL takes LL: in all three such sizes of two H200s.
 TIE = 0.995
-P2P_LL_BYTES = 256 * 1024  # to a peer: 16 KiB (NCCL_P2P_LL_THRESHOLD) in each of 16 channels
+# Channels of sends in a host, which over NVLink are twice the links of an A100, up to a power of two; those that one
+# peer may have; and those to a peer on another host.
+_P2P_CHANNELS, _P2P_CHANNELS_OF_PEER = {"nvlink": 32, "pcie": 4}, {"nvlink": 32, "pcie": 2}
+_P2P_CHANNELS_OF_NETWORK = 2
+# Sends are by LL up to so many bytes (NCCL_P2P_LL_THRESHOLD) in each channel that a peer may have, since 2.29 in each
+# that it has: up to 512 KiB to a peer over NVLink, and since 2.29 up to 16.
+_P2P_LL_BYTES, _P2P_LL_SINCE = 16 * 1024, (2, 29)
+P2P_CHUNK = 512 * 1024  # bytes that a channel sends at once by Simple over NVLink (NCCL_P2P_NVL_CHUNKSIZE)
+# Bytes to a peer for which it has another channel, up to its least number, and from which on it has more than that.
+_P2P_PART = {"LL": 8 * 1024, "Simple": P2P_CHUNK // 8}
+_P2P_FULL = {"LL": 2 * 1024**2, "Simple": 32 * P2P_CHUNK}
 
 
 class Regime(NamedTuple):
@@ -119,6 +129,8 @@ def steps(kind: Kind, group: Group, algorithm: Algorithm = "ring") -> tuple[int,
     n, nodes = group.gpus, group.nodes
     if algorithm == "nvls":
         return 1, 0
+    if kind == "broadcast":  # chunks follow each other: NCCL counts one step, however many GPUs
+        return (1, 0) if nodes == 1 else (0, 1)
     if algorithm == "p2p":
         turns = n - 1 if kind == "all_to_all" else 1
         return (turns, 0) if nodes == 1 else (0, 1)
@@ -140,8 +152,7 @@ def wire(kind: Kind, gpus: int) -> float:
 def choose(kind: Kind, whole: float, group: Group) -> Regime:
     """What NCCL takes for a collective of so many bytes."""
     if kind in ("all_to_all", "send_recv"):
-        to_peer = whole / group.gpus if kind == "all_to_all" else whole
-        return Regime("p2p", "LL" if to_peer <= P2P_LL_BYTES else "Simple")
+        return Regime("p2p", "LL" if to_peer(kind, whole, group) <= _p2p_ll_bytes(group) else "Simple")
     regimes = [Regime("ring", protocol) for protocol in get_args(Protocol)]
     if kind == "all_reduce":
         regimes += [Regime("tree", protocol) for protocol in get_args(Protocol)]
@@ -152,6 +163,52 @@ def choose(kind: Kind, whole: float, group: Group) -> Regime:
         (regime for regime in regimes if may_ll128 or regime.protocol != "LL128"),
         key=lambda regime: modelled_seconds(kind, whole, group, regime) * (TIE if regime == ("ring", "LL") else 1.0),
     )
+
+
+def to_peer(kind: Kind, whole: float, group: Group) -> float:
+    """Bytes of a send, or of an exchange of all with all, that go to one peer."""
+    return whole / group.gpus if kind == "all_to_all" else whole
+
+
+def _least_channels(group: Group) -> int:
+    """Channels that each peer of a host has at least: as many as all of them, and a GPU's own part, can have."""
+    channels = _P2P_CHANNELS_OF_PEER[group.link.kind]
+    while channels > 1 and channels * group.gpus > _P2P_CHANNELS[group.link.kind]:
+        channels //= 2
+    return channels
+
+
+def _p2p_ll_bytes(group: Group) -> int:
+    """Bytes to a peer up to which NCCL sends them by LL."""
+    kind = group.link.kind
+    if group.nccl < _P2P_LL_SINCE:
+        channels = _P2P_CHANNELS_OF_PEER[kind] if group.nodes == 1 else _P2P_CHANNELS_OF_NETWORK
+    else:  # a peer has one for each 64 KiB over NVLink and a network, for each 16 over PCI Express
+        channels = _least_channels(group) if kind == "pcie" and group.nodes == 1 else 1
+    return channels * _P2P_LL_BYTES
+
+
+def p2p_channels(kind: Kind, whole: float, group: Group, protocol: Protocol) -> float:
+    """Channels of NCCL's that the bytes to one peer of a host are spread over, over NVLink: at powers of two those that
+    NCCL takes, and between them never so many that more bytes would take less time."""
+    size, least = to_peer(kind, whole, group), _least_channels(group)
+    spread = min(least, max(1.0, size / _P2P_PART[protocol]))
+    return min(_P2P_CHANNELS["nvlink"], max(spread, size / _P2P_FULL[protocol]))
+
+
+def p2p_rate(kind: Kind, whole: float, group: Group, protocol: Protocol) -> float:
+    """bytes/s of all channels over NVLink that a GPU sends by, each at what NCCL counts on of a ring's channel. In an
+    exchange half of a channel's threads send and half receive; LL moves 8 bytes with 8 of flags where Simple moves 16,
+    and not several at once."""
+    channels = p2p_channels(kind, whole, group, protocol)
+    if kind == "all_to_all":
+        channels = min(_P2P_CHANNELS["nvlink"], channels * (group.gpus - 1)) / 2
+    return channels * (0.25 if protocol == "LL" else 1.0) * channel_rate(group)
+
+
+def channel_rate(group: Group) -> float:
+    """bytes/s of one of NCCL's channels over NVLink."""
+    return _LL128_RING[group.link.arch] * GB
 
 
 def has_nvls(group: Group) -> bool:
@@ -176,8 +233,6 @@ def modelled_seconds(kind: Kind, whole: float, group: Group, regime: Regime) -> 
 def _latency(kind: Kind, group: Group, regime: Regime) -> float:
     """NCCL's latency, in µs."""
     base, inside, between = hops(group, regime)
-    if kind == "broadcast":  # pipelined
-        return base + (between if group.nodes > 1 else inside)
     in_host, in_network = steps(kind, group, regime.algorithm)
     return base + in_host * inside + in_network * between
 

@@ -133,14 +133,14 @@ class LinkProfile:
         if above == len(curve):
             return self._answer(asked, _carried_on(low, asked), low, "extrapolated", 0.05)
         high = curve[above]
-        if low.regime == high.regime:
+        if _regime(low, asked) == _regime(high, asked):
             share = log(asked.bytes / low.bytes) / log(high.bytes / low.bytes)
             # the law's curve, bent so that it goes through both
             between = exp(log(_carried_on(low, asked)) * (1 - share) + log(_carried_on(high, asked)) * share)
             return self._answer(asked, between, high if share > 0.5 else low, "interpolated", 0.01)
         # Another algorithm or protocol somewhere between: each carried on to here, and NCCL's own model says which. The
         # deviation spans both.
-        near = high if str(asked.regime) == high.regime else low
+        near = high if str(asked.regime) == _regime(high, asked) else low
         apart = abs(log(_carried_on(high, asked) / _carried_on(low, asked)))
         return self._answer(asked, _carried_on(near, asked), near, "interpolated", apart / 2)
 
@@ -194,6 +194,13 @@ def copy_seconds(copies: Sequence[Copy], direction: str, size: float, *, pinned:
     above = next((i for i, (bytes_, _) in enumerate(line) if bytes_ >= size), len(line) - 1)
     (low, first), (high, second) = line[max(above - 1, 0)], line[max(above, 1)]
     return max(first + (size - low) * (second - first) / (high - low), first * size / low if size < low else 0.0)
+
+
+def _regime(point: Point, asked: Collective) -> str:
+    """The regime of a measured point: as NCCL logged it; of sends, of which it logs none, what it takes by its rule."""
+    if point.regime or asked.kind not in ("all_to_all", "send_recv"):
+        return point.regime
+    return str(Collective(asked.kind, point.bytes, asked.group).regime)
 
 
 def _carried_on(point: Point, asked: Collective) -> float:

@@ -6,7 +6,18 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.links.catalogue import find_link
-from flopcast.roofline.gpu.links.choice import KINDS, Group, Kind, Regime, choose, modelled_seconds, wire
+from flopcast.roofline.gpu.links.choice import (
+    KINDS,
+    Group,
+    Kind,
+    Regime,
+    choose,
+    modelled_seconds,
+    p2p_channels,
+    p2p_rate,
+    steps,
+    wire,
+)
 
 KIB, MIB = 1024, 1024 * 1024
 A100, H200, B200 = (find_link(name) for name in ("nvlink3", "nvlink4", "nvlink5"))
@@ -45,6 +56,51 @@ def test_two_h200s_go_over_to_simple_where_nccl_logged_it(kind: Kind) -> None:
     pair = Group(2, H200, nvls=False)
     assert choose(kind, after // 2, pair) == Regime("ring", "LL")
     assert choose(kind, after, pair) == Regime("ring", "Simple")
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "last"),
+    [
+        # four H200s send 1 MiB faster than 512 KiB, in 13.8 and 14.7 us; from there on two A100s take 19 and 25
+        ("send_recv", Group(4, H200, nccl=(2, 28, 9)), 512 * KIB),
+        ("all_to_all", Group(2, A100, nccl=(2, 27, 3)), 1 * MIB),
+        # B300s take as long for 256 KiB as for 2 MiB
+        ("all_to_all", Group(2, B200, nccl=(2, 29, 2)), 32 * KIB),
+        # four L40S take 54 and 55 us, eight RTX PRO 6000s 45 and 29
+        ("all_to_all", Group(4, find_link("pcie4"), nccl=(2, 27, 3)), 128 * KIB),
+        ("all_to_all", Group(8, find_link("pcie5"), nccl=(2, 29, 2)), 128 * KIB),
+        ("all_to_all", Group(16, H200, 2, find_link("ib-400", network=True)), 512 * KIB),
+    ],
+)
+def test_sends_leave_ll_where_the_measured_times_do(kind: Kind, group: Group, last: int) -> None:
+    assert choose(kind, last, group) == Regime("p2p", "LL")
+    assert choose(kind, 2 * last, group) == Regime("p2p", "Simple")
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "whole", "channels"),
+    [
+        ("send_recv", 2, 32 * KIB, 1), ("send_recv", 2, 256 * KIB, 4), ("send_recv", 2, 64 * MIB, 16),
+        ("send_recv", 2, 256 * MIB, 16), ("send_recv", 2, 512 * MIB, 32), ("send_recv", 2, 2048 * MIB, 32),
+        ("send_recv", 4, 128 * MIB, 8), ("send_recv", 4, 256 * MIB, 16), ("all_to_all", 8, 64 * MIB, 4),
+        ("all_to_all", 2, 1024 * MIB, 32),
+    ],
+)  # fmt: skip
+def test_channels_of_a_peer_are_those_that_nccl_takes(kind: Kind, gpus: int, whole: int, channels: int) -> None:
+    assert p2p_channels(kind, whole, Group(gpus, H200), "Simple") == channels
+
+
+def test_a_gpu_sends_to_all_by_all_channels_but_those_of_its_own_part() -> None:
+    of_one = p2p_rate("all_to_all", 64 * MIB, Group(2, H200), "Simple") / 16
+    assert of_one == pytest.approx(36.7e9 / 2)
+    for gpus, channels in ((4, 24), (8, 28)):
+        assert p2p_rate("all_to_all", 64 * MIB, Group(gpus, H200), "Simple") == pytest.approx(channels * of_one)
+    assert p2p_rate("all_to_all", 1024 * MIB, Group(2, H200), "Simple") == pytest.approx(32 * of_one)
+
+
+def test_a_broadcast_is_one_step_for_any_number_of_gpus() -> None:
+    assert steps("broadcast", Group(8, H200)) == (1, 0)
+    assert steps("broadcast", Group(16, H200, 2, find_link("ib-400", network=True))) == (0, 1)
 
 
 def test_no_ll128_over_pci_express_and_trees_between_many_hosts() -> None:
