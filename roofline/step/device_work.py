@@ -65,7 +65,8 @@ GROUP_BY_GROUP = (27.0, 4.0)
 CHECKPOINTED = 1.54
 # Calls of the forward that each call of a layer costs beyond that where checkpointing is selective, in the forward and
 # where it is computed again, views as others: torch's two modes see it in Python. From tiny Qwen3s
-# (`python -m studies.calls.selective`: 1.00 and 0.96; GPT-2s, held out, 1.77 and 0.99).
+# (`python -m studies.calls.selective`: 1.00 and 0.96; of another machine, held out, 1.17 and 0.93, and GPT-2s of both
+# 1.56 and 0.80 at the mean).
 SEEN = 1.0
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
