@@ -164,6 +164,21 @@ def test_steps_in_other_precisions_are_as_far_off_as_the_guide_says() -> None:
     assert max(errors(rows, "peak_error")) < 0.003
 
 
+def test_steps_that_checkpoint_selectively_are_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("checkpoints")
+    assert all(row["checkpoint"] == "selective" for row in rows)
+    first, again = rows[:9], rows[9:]
+    assert len(first) == 9, "four of them compiled"
+    assert len(again) == 5, "on another machine, after the law was known"
+    assert max(errors(rows, "device_error")) < 0.032
+    assert max(errors(rows, "peak_error")) < 0.0005
+    compiled = [row for row in first if row["mode"] == "compile"]
+    assert max(errors([row for row in compiled if row["bound"] != "host"], "step_error")) < 0.023
+    assert sorted(errors(again, "step_error"))[-2] < 0.047
+    assert -0.131 < min(float(row["step_error"]) for row in again) < -0.1, "a GPT-2's, whose host is short"
+    assert sum(row["within_interval"] == "true" for row in again) >= 4
+
+
 def test_other_architectures_are_as_far_off_as_the_guide_says() -> None:
     everything = rows_of("architectures")
     assert len(everything) == 5 + 19

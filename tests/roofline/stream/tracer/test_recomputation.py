@@ -13,10 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from flopcast.microbench.recipe.settings import CHECKPOINTS, Recipe
+from flopcast.microbench.recipe.training_step import build
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, from_json, to_json
+from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace_module
 
 WIDTH, ROWS = 32, 8
@@ -146,6 +152,40 @@ def test_transformers_own_checkpointing(is_reentrant: bool, profile: Profile) ->
     repeated = [op.name for op in stream.ops if op.is_recomputed]
     assert repeated.count("flopcast.attention.default") == 2
     assert not any("backward" in name for name in repeated)
+
+
+def test_selective_checkpointing_keeps_attention_and_every_other_product(profile: Profile) -> None:
+    config = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
+
+    def traced(checkpoint: str) -> Stream:
+        return get_stream(config, Traced(batch=2, seq=32, checkpoint=checkpoint))
+
+    streams = {checkpoint: traced(checkpoint) for checkpoint in CHECKPOINTS}
+    repeated = Counter(op.name for op in streams["selective"].ops if op.is_recomputed)
+    whole = Counter(op.name for op in streams["full"].ops if op.is_recomputed)
+    assert whole["aten.mm.default"] == 2 * 6, "of each layer q, k, v, o, gate and up; nothing needs that of down"
+    assert repeated["aten.mm.default"] == 2 * 3, "k, o and up"
+    assert whole["flopcast.attention.default"] == 2
+    assert repeated["flopcast.attention.default"] == 0
+    assert all(repeated[name] <= count for name, count in whole.items())
+    model, device = zip(*(flops(stream, profile) for stream in streams.values()), strict=True)
+    assert len(set(model)) == 1, "what is computed again is no work of the model's"
+    none, full, selective = device
+    assert none < selective < full
+    assert peak_bytes(streams["full"]) < peak_bytes(streams["selective"]) < peak_bytes(streams["none"])
+
+
+def test_selective_checkpointing_of_a_real_step_makes_the_calls_that_are_traced() -> None:
+    """On the processor, with real tensors: what torch's own modes let through is what is recorded of fake ones."""
+    config = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
+    recipe = Recipe(batch=2, seq=32, checkpoint="selective", precision="fp32")
+    real = record_step(build(config, "cpu", recipe))
+    traced = get_stream(config, Traced(batch=2, seq=32, checkpoint="selective", precision="fp32", device="cpu"))
+    assert calls_of(real) == calls_of(traced)
+
+
+def calls_of(stream: Stream) -> Counter[tuple[str, str, bool]]:
+    return Counter((op.name, op.phase, op.is_recomputed) for op in stream.ops if op.kind == "launch")
 
 
 def test_other_graphs_within_a_step_are_no_recomputation() -> None:
