@@ -158,7 +158,7 @@ def test_selective_checkpointing_keeps_attention_and_every_other_product(profile
     config = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
 
     def traced(checkpoint: str) -> Stream:
-        return get_stream(config, Traced(batch=2, seq=32, checkpoint=checkpoint))
+        return get_stream(config, Traced(batch=32, seq=64, checkpoint=checkpoint))
 
     streams = {checkpoint: traced(checkpoint) for checkpoint in CHECKPOINTS}
     repeated = Counter(op.name for op in streams["selective"].ops if op.is_recomputed)
