@@ -11,21 +11,20 @@ data parallel is added they are longer by what that repository's table of all-re
 sums: what one layer took under a profiler, with the gaps that its host left between kernels, and all-reduces measured
 by themselves, two forward and two backward. No layer is computed again in them: products would have to run at 294 of
 the 312 TFLOPS of the part where one GPU has all of a layer (2048 wide, 4 sequences, 8.78 ms). Where gaps make up a row
-nothing can be read from it of a forecast; `is_of_device` says where kernels do.
+nothing can be read from it of a forecast.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
@@ -34,10 +33,8 @@ from studies.published.judged import Judged
 from studies.published.megatron_step import Recompute, make_layers, make_step
 
 GPU, SUMS = "nvidia-a100-80gb-sxm", "training_steps_a100_single_node.csv"
-ALONE = ", the device alone"
 HIDDEN, LAYERS, HEADS, RANKS, BATCH, SEQ, VOCABULARY = 6144, 48, 64, 8, 4, 2048, 51200  # the 22B model
 TRACED_LAYERS = 8  # of the times of one layer
-GROWTH = 1.6  # of a micro-batch's time by twice its sequences, from which on the device bounds it
 MICRO = 4
 
 
@@ -63,33 +60,28 @@ LAYER_TIMES = (
 
 
 def judged() -> Iterator[Judged]:
-    """Each by the shipped host and by the device alone."""
     for row in STEPS:
         sizes = (HIDDEN, LAYERS, HEADS, RANKS, BATCH, BATCH, SEQ, VOCABULARY)
-        forecasts = _forecasts(partial(make_step, *sizes, row.recompute, row.sequence_parallel), RANKS)
-        yield from _both(
-            "tensor parallel on one host of 8 A100s", row.name, row.milliseconds / 1e3, forecasts, is_told=True
-        )
+        found = _forecast(partial(make_step, *sizes, row.recompute, row.sequence_parallel), RANKS)
+        yield Judged("tensor parallel on one host of 8 A100s", row.name, row.milliseconds / 1e3, found, is_told=True)
+    yield from judged_layers()
+
+
+def judged_layers() -> Iterator[Judged]:
+    """What a layer's forward and backward take, in five ways."""
     for row in LAYER_TIMES:
         alone = (HIDDEN, TRACED_LAYERS, HEADS, RANKS, BATCH, SEQ)
-        forecasts = _forecasts(partial(make_layers, *alone, row.recompute, row.sequence_parallel), RANKS)
-        name, seconds = f"{row.name}, layers", TRACED_LAYERS * row.milliseconds / 1e3
-        yield from _both("a layer's forward and backward under tensor parallel", name, seconds, forecasts, is_told=True)
+        found = _forecast(partial(make_layers, *alone, row.recompute, row.sequence_parallel), RANKS)
+        seconds = TRACED_LAYERS * row.milliseconds / 1e3
+        yield Judged(
+            "layers' forward and backward under tensor parallel", f"{row.name}, layers", seconds, found, is_told=True
+        )
 
 
-def _forecasts(make: Callable[[], Callable[[], None]], ranks: int) -> tuple[Forecast, Forecast]:
-    """By the shipped host, and by the device alone."""
+def _forecast(make: Callable[[], Callable[[], None]], ranks: int) -> Forecast:
     run, profile = Run(parallel=f"own=1x{ranks}"), find_profile(GPU)
     stream = Module(make).stream(run, run.device_of(profile.device), profile.device)
-    step = PricedStep(stream, run_of_stream(stream, run), profile)
-    return step.forecast(), step.on_host(NO_HOST).forecast()
-
-
-def _both(
-    kind: str, name: str, seconds: float, forecasts: tuple[Forecast, Forecast], is_told: bool
-) -> Iterator[Judged]:
-    for also, one in zip(("", ALONE), forecasts, strict=True):
-        yield Judged(kind + also, name + also, seconds, one, is_told=is_told)
+    return PricedStep(stream, run_of_stream(stream, run), profile).forecast()
 
 
 @dataclass(frozen=True)
@@ -145,26 +137,8 @@ def _bend(line: dict[int, float]) -> float:
     return max((abs(slope - slopes[0]) for slope in slopes), default=0.0)
 
 
-def is_of_device(one: Sum, sums: Sequence[Sum]) -> bool:
-    """Whether a micro-batch took so much longer than one of half its sequences that kernels, not gaps, make it up."""
-    half = {
-        other.milliseconds / other.micro_batches
-        for other in sums
-        if (other.hidden, other.layers, other.tp, 2 * other.micro_batch, other.micro_batches)
-        == (one.hidden, one.layers, one.tp, one.micro_batch, one.micro_batches)
-    }
-    return any(one.milliseconds / one.micro_batches >= GROWTH * each for each in half)
-
-
 def judged_rows(folder: Path, most: int) -> Iterator[Judged]:
-    return judged_sums(some_sums(folder, most))
-
-
-def judged_sums(sums: Iterable[Sum]) -> Iterator[Judged]:
-    """Each by the shipped host and by the device alone."""
-    for one in sums:
+    for one in some_sums(folder, most):
         sizes = (one.hidden, one.layers, one.heads, one.tp, one.micro_batch, one.global_batch, one.seqlen)
-        forecasts = _forecasts(partial(make_step, *sizes, recompute="none", overlapped=False), one.tp)
-        yield from _both(
-            "sums of what a layer took under a profiler", one.name, one.milliseconds / 1e3, forecasts, is_told=False
-        )
+        found = _forecast(partial(make_step, *sizes, recompute="none", overlapped=False), one.tp)
+        yield Judged("sums of what a layer took under a profiler", one.name, one.milliseconds / 1e3, found)

@@ -16,7 +16,7 @@ WRITTEN = {file for page in PAGES for file in page.writes}
 # What needs a GPU's rows that are not committed, somebody else's tables, or minutes of a compiler.
 ELSEWHERE = {
     "reports/nvidia-h200/compiled-steps/without-a-gpu.md": "studies.compiled.make",
-    "reports/parallel/published.md": "studies.parallel.published",
+    "reports/parallel/published.md": "studies.published",
     "reports/links/README.md": "studies.links",
     "reports/projection/README.md": "studies.projection.check",
 }

@@ -14,7 +14,7 @@ from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import Stream
-from studies.published.megatron import GPU, Sum, departure, is_of_device
+from studies.published.megatron import GPU, Sum, departure, judged_layers
 from studies.published.megatron_step import Recompute, make_step
 
 HIDDEN, LAYERS, HEADS, SEQ, VOCABULARY = 256, 3, 4, 64, 512
@@ -77,7 +77,8 @@ def test_rows_that_are_sums_are_straight_lines() -> None:
     straight = sums(5.0, 1.0)
     assert departure(straight) == pytest.approx(0.0, abs=1e-9)
     assert departure([*sums(5.0, 1.0)[:-1], Sum(1024, 24, 16, 1024, 2, 1, 8, 5.0 + 8 * 24.5)]) > 0.1
-    of_device, of_host = sums(5.0, 1.9, micro_batch=2), sums(5.0, 1.1, micro_batch=2)
-    assert is_of_device(of_device[-1], [*straight, *of_device])
-    assert not is_of_device(of_host[-1], [*straight, *of_host])
-    assert not is_of_device(straight[-1], straight)
+
+
+def test_published_layers_take_as_long_as_the_guide_says() -> None:
+    """The 22B model's on eight A100s, to which nothing was fitted: the first of five ways, since each takes seconds."""
+    assert abs(next(judged_layers()).error) < 0.035

@@ -1,0 +1,1 @@
+"""Steps on several GPUs that others published, beside their forecasts."""
