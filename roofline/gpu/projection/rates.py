@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import hypot, log
+from statistics import NormalDist
 
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
-from flopcast.roofline.gpu.catalogue.power import matrix_rate
+from flopcast.roofline.gpu.catalogue.power import SUSTAINED_RANGE, matrix_rate
 
 # Standard deviations of log seconds, added to those of the source's own surfaces. They alone are set by the
 # published rows that reports/projection checks:
@@ -20,6 +22,10 @@ SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0
 # Convolutions were not among them.
 SAME_CHIP_SIGMA = {**SIGMA, "gemm": 0.07, "attention": 0.05, "memory": 0.10, "hot": 0.10}
 
+# What a chip sustains at another power limit or clock than the one that was measured is known within a factor of
+# `power.SUSTAINED_RANGE` either way, of what keeps its matrix units busy.
+LIMIT_SIGMA = log(SUSTAINED_RANGE) / NormalDist().inv_cdf(0.95)
+
 ROOF = 0.92  # of the datasheet's bandwidth, what streaming kernels reach at best: 84 to 98% published
 SHARPNESS = 4.0  # exponent of the smooth minimum of memory's roof and the SMs' limit
 # L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, A100 5437, L40 5262. GA102
@@ -32,8 +38,12 @@ L2_BY_GPU = {"nvidia-h100-sxm": L2_OF_H100, "nvidia-h100-pcie": L2_OF_H100}
 
 def sigmas(source: GpuSpec, target: GpuSpec) -> dict[str, float]:
     """Standard deviations of log seconds, by kind of law, of a projection from `source` to `target`."""
-    is_same_chip = (source.arch, source.sm_count) == (target.arch, target.sm_count)
-    return dict(SAME_CHIP_SIGMA if is_same_chip else SIGMA)
+    if (source.arch, source.sm_count) != (target.arch, target.sm_count):
+        return dict(SIGMA)
+    found = dict(SAME_CHIP_SIGMA)
+    if (source.tdp_w, source.max_clock_mhz) != (target.tdp_w, target.max_clock_mhz):
+        found |= {kind: hypot(found[kind], LIMIT_SIGMA) for kind in ("gemm", "attention", "conv")}
+    return found
 
 
 def memory_rate(rate: float, source: GpuSpec, target: GpuSpec) -> float:

@@ -17,7 +17,13 @@ from flopcast.errors import UsageError
 from flopcast.kernels.attention_config import ONE_PASS_TOKENS_ELSEWHERE
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs
-from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_clock, sustained_fraction
+from flopcast.roofline.gpu.catalogue.power import (
+    SUSTAINED_RANGE,
+    burst_rate,
+    matrix_rate,
+    sustained_clock,
+    sustained_fraction,
+)
 from flopcast.roofline.gpu.fit import priors
 from flopcast.roofline.gpu.laws import attention as laws_attention
 from flopcast.roofline.gpu.laws import attention_triton
@@ -250,6 +256,10 @@ def test_the_same_chip_is_known_better_and_by_what_a_card_showed() -> None:
     h100, pcie = find_spec("nvidia-h100-sxm"), find_spec("nvidia-h100-pcie")
     assert sigmas(H200, h100) == sigmas(h100, H200) == SAME_CHIP_SIGMA
     assert sigmas(H200, pcie) == SIGMA  # fewer multiprocessors
+    limited = sigmas(H200, replace(h100, tdp_w=500.0))
+    wider = {kind for kind, sigma in limited.items() if sigma > SAME_CHIP_SIGMA[kind]}
+    assert wider == {"gemm", "attention", "conv"}, "what a power limit acts upon"
+    assert math.exp(1.645 * limited["gemm"]) > SUSTAINED_RANGE
     path = Path(__file__).resolve().parents[4] / "reports/projection/nvidia-h100-sxm/rows.csv.gz"
     logs: dict[str, list[float]] = {}
     for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
