@@ -98,7 +98,7 @@ class Layout:
                 "hsdp with tp, ep, cp or pp, and ddp with cp or pp"
             )
 
-    def check_made(self) -> None:
+    def check_not_own(self) -> None:
         """Raises UsageError for what nobody but a user's own code lays out."""
         if self.is_own:
             raise UsageError(
@@ -115,9 +115,8 @@ class Layout:
         """As `parse` takes it."""
         parts = [f"{name}={size}" for name in ("tp", "ep", "cp") if (size := getattr(self, name)) > 1]
         if self.kind:
-            sizes = f"{self.replicas}x{self.shards}" if self.kind == "hsdp" else f"{self.shards}"
-            if self.is_own:
-                sizes = f"{self.replicas}" + (f"x{self.shards}" if self.shards > 1 else "")
+            are_two = self.kind == "hsdp" or (self.is_own and self.shards > 1)
+            sizes = f"{self.replicas}x{self.shards}" if are_two else self.replicas * self.shards
             parts.append(f"{self.kind}={sizes}")
         if self.pp > 1:
             parts.append(f"pp={self.pp}" + (f":{self.schedule}" if self.schedule != SCHEDULES[0] else ""))
@@ -191,10 +190,10 @@ def _sizes(text: str, name: str, value: str) -> dict[str, Any]:
         value, _, found["schedule"] = value.partition(":")
         if found["schedule"] not in SCHEDULES:
             raise UsageError(f"parallel {text!r}: schedule {found['schedule']!r}: valid are {', '.join(SCHEDULES)}")
-    numbers = value.split("x") if name == "hsdp" or (name == OWN and "x" in value) else [value]
-    names: tuple[str, ...] = ("shards" if name in DATA_KINDS else "replicas" if name == OWN else name,)
-    if name == "hsdp" or len(numbers) == 2:
-        names = ("replicas", "shards")
+    are_two = name == "hsdp" or (name == OWN and "x" in value)
+    numbers = value.split("x") if are_two else [value]
+    one = "shards" if name in DATA_KINDS else "replicas" if name == OWN else name
+    names = ("replicas", "shards") if are_two else (one,)
     are_right = all(n.isascii() and n.isdecimal() and int(n[:9]) >= 1 and len(n) <= 7 for n in numbers)
     if len(numbers) != len(names) or not are_right or prod(map(int, numbers)) > MOST_RANKS:
         valid = "two numbers of ranks, such as hsdp=2x4" if name == "hsdp" else f"a number of ranks, such as {name}=8"

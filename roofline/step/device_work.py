@@ -67,7 +67,7 @@ CHECKPOINTED = 1.54
 # where it is computed again, views as others: torch's two modes see it in Python. From tiny Qwen3s
 # (`python -m studies.calls.selective`: 1.00 and 0.96; of another machine, held out, 1.17 and 0.93, and GPT-2s of both
 # 1.56 and 0.80 at the mean).
-SEEN = 1.0
+SELECTIVE_CALLS = 1.0
 
 # Calls of the same phase that a call of these costs the host beyond one, of images in the layout NCHW and in NHWC.
 # `python -m studies.calls.convolutions`, of three processes; stacks of convolution, norm and ReLU, which were held out,
@@ -235,7 +235,7 @@ def device_work(
     pace = 1.0 if any(op.phase == "backward" for op in stream.ops) else WITHOUT_GRADIENTS
     checkpoints = any(op.is_recomputed for op in stream.ops)
     is_selective = stream.meta.get("checkpoint") == "selective" and stream.meta.get("mode", "eager") == "eager"
-    seen_seconds = SEEN * host.seconds("forward", "launch") if is_selective else 0.0
+    selective_seconds = SELECTIVE_CALLS * host.seconds("forward", "launch") if is_selective else 0.0
     timed = []
     phase = ""
     waits = _waits_of_models(stream)
@@ -271,8 +271,8 @@ def device_work(
         costs_of = "forward" if op.is_recomputed else op.phase
         host_seconds = host.seconds(costs_of, op.kind, launches=n_launches, tensors=n_tensors) * pace
         host_seconds *= (CHECKPOINTED if is_hooked else 1.0) * (1 + beyond)
-        if seen_seconds and (is_hooked or op.is_recomputed) and op.kind != "host":
-            host_seconds += seen_seconds
+        if selective_seconds and (is_hooked or op.is_recomputed) and op.kind != "host":
+            host_seconds += selective_seconds
         if work is not None and host.triton:
             host_seconds += host.triton.get(_triton_operator(work, times.backends[id(work)]), 0.0)
         is_first = op.phase != phase

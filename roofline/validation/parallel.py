@@ -45,7 +45,7 @@ def parallel_plans(layouts: Sequence[str], suite: str, mode: str = "eager") -> l
     for text in layouts:
         layout = Layout.parse(text)
         layout.check_built()
-        layout.check_made()
+        layout.check_not_own()
         if mode != Run.mode:
             Run(parallel=text, mode=mode).check()
         for name, batch, seq in _MODELS[suite]:

@@ -57,6 +57,11 @@ class Judged:
         )
 
 
+def attention_seconds(found: Forecast) -> float:
+    """Of attention's kernels."""
+    return sum(share.seconds for share in found.breakdown if share.op_class == "attention")
+
+
 def summary(found: Sequence[Judged]) -> str:
     """A table of the errors by kind."""
     rows = []

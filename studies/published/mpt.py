@@ -18,7 +18,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.run import Run
 from studies.projection.steps import OLDER_ATTENTION
-from studies.published.judged import Judged
+from studies.published.judged import Judged, attention_seconds
 
 TABLE, GPU = "training_tables_a100.csv", "nvidia-a100-80gb-sxm"
 MICRO, SEQ = 4, 8192
@@ -67,10 +67,9 @@ def _judged(row: dict[str, str]) -> Judged:
         checkpoint="full" if row["recompute"] == "full" else "none",
     )  # fmt: skip
     found = forecast(config, run, find_profile(GPU))
-    attention = sum(share.seconds for share in found.breakdown if share.op_class == "attention")
     name = f"{row['model']}, {number['seq_len']} tokens, {run.accumulate} x {run.batch} on {number['gpus']} GPUs"
     tokens = number["global_batch"] * number["seq_len"] / number["gpus"]
     return Judged(
         f"FSDP on {'one host' if number['gpus'] <= 8 else 'several hosts'} of 8 A100s", name,
-        tokens / float(row["tokens_per_s_per_gpu"]), found, (OLDER_ATTENTION - 1) * attention,
+        tokens / float(row["tokens_per_s_per_gpu"]), found, (OLDER_ATTENTION - 1) * attention_seconds(found),
     )  # fmt: skip

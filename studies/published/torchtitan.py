@@ -22,10 +22,9 @@ from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import project
-from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.run import Run
-from studies.published.judged import Judged
+from studies.published.judged import Judged, attention_seconds
 
 _SIZES = {  # width, layers, heads, heads of keys, inner width, vocabulary
     "Llama 3 8B": (4096, 32, 32, 8, 14336, 128256), "Llama 3 70B": (8192, 80, 64, 8, 28672, 128256),
@@ -105,14 +104,9 @@ def judged() -> Iterator[Judged]:
         config, eager = config_of(row.model), replace(run, mode="eager")
         hosts = "one host of 8" if row.gpus <= 8 else "several hosts of 8"
         for clocks, profile in profiles_of(row.gpu).items():
-            flash = _attention(forecast(config, replace(eager, attention="sdpa-flash"), profile))
+            flash = attention_seconds(forecast(config, replace(eager, attention="sdpa-flash"), profile))
             yield Judged(
                 f"FSDP2 on {hosts} {row.gpu}s{clocks}", row.name + clocks, row.batch * row.seq / row.per_second,
-                forecast(config, run, profile), flash - _attention(forecast(config, eager, profile)),
+                forecast(config, run, profile), flash - attention_seconds(forecast(config, eager, profile)),
                 row.memory * GIB, is_told=True,
             )  # fmt: skip
-
-
-def _attention(found: Forecast) -> float:
-    """Seconds of attention's kernels."""
-    return sum(share.seconds for share in found.breakdown if share.op_class == "attention")

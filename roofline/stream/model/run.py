@@ -190,7 +190,7 @@ def check_step(config: Config, traced: Traced) -> None:
             f"fused {traced.fused!r} of a {config.get('model_type')}: the fused kernels are patched into Qwen3 alone "
             "(model_type 'qwen3'); leave --fused out for other models"
         )
-    traced.layout.check_made()
+    traced.layout.check_not_own()
     if traced.parallel != ONE_GPU:
         traced.layout.check(seq=traced.seq, accumulate=traced.accumulate, **_divided_sizes(config))
     positions = config.get("n_positions")

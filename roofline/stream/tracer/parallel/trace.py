@@ -25,10 +25,10 @@ from flopcast.roofline.stream.tracer.gpu_machine import Gpu
 from flopcast.roofline.stream.tracer.lanes import COLLECTIVES, Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
 from flopcast.roofline.stream.tracer.parallel.world import (
+    as_launched,
     dividing_modules,
     fake_world,
     followed_streams,
-    joined_already,
     known_shapes,
     parts_of_one_rank,
     real_meshes,
@@ -150,7 +150,7 @@ def among_ranks(
     """As `trace.faking`, in a process that is one rank of a layout."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_world(layout.world, rank))
-        stack.enter_context(joined_already() if layout.is_own else joined_already(_refuse_to_join(layout)))
+        stack.enter_context(as_launched() if layout.is_own else as_launched(_refuse_to_join(layout)))
         mesh = DeviceMesh(device, torch.arange(layout.world)) if layout.is_own else mesh_of(layout, device)
         stack.enter_context(modelled(Topic.SEVERAL_GPUS))
         record = stack.enter_context(faking(device, gpu, casts_in_order=True))

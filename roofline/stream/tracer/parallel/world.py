@@ -40,7 +40,7 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined_already(answer: Callable[..., None] = lambda *_, **__: None) -> Iterator[None]:
+def as_launched(answer: Callable[..., None] = lambda *_, **__: None) -> Iterator[None]:
     """Within the context code that joins its process group, and leaves it, gets the answer: by default it is a member
     of the one that is there. The environment says what a launcher says to a process of one host."""
     rank, size = dist.get_rank(), dist.get_world_size()
