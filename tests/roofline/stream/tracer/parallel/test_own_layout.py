@@ -19,7 +19,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.communication import DIVIDED_CALLS, calls_around
 from flopcast.roofline.step.memory.peak import peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.library.modules import Module, module_stream, run_of_stream
+from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
@@ -206,4 +206,3 @@ def test_the_process_is_as_it_was() -> None:
     assert found.num_gpus == 2
     assert os.environ == before
     assert not dist.is_initialized()
-    assert Module(sharded).name == "sharded"
